@@ -1,0 +1,12 @@
+# Libraries of the system, as imported targets (PkgConfig::X).
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(LIBUV REQUIRED IMPORTED_TARGET libuv>=1.40)
+pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.13)
+pkg_check_modules(LIBCRYPTO REQUIRED IMPORTED_TARGET libcrypto>=3.0)
+pkg_check_modules(LIBZMQ REQUIRED IMPORTED_TARGET libzmq>=4.3)
+pkg_check_modules(LIBWEBSOCKETS REQUIRED IMPORTED_TARGET libwebsockets>=4.1)
+pkg_check_modules(OPENSSL_SSL REQUIRED IMPORTED_TARGET libssl>=3.0)
+pkg_check_modules(SQLITE3 REQUIRED IMPORTED_TARGET sqlite3>=3.35)
+if(BUILD_TESTING)
+    pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka>=1.1.5)
+endif()
