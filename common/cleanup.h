@@ -1,5 +1,6 @@
 #pragma once
 /* Scope-bound ownership: CLEANUP(x_freep) struct x *v = NULL; ... return TAKE_PTR(v); */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

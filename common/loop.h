@@ -12,8 +12,10 @@
 struct loop;
 struct loop *loop_new(void);
 struct loop *loop_new_virtual(void);
-void loop_free(struct loop *l); /* frees what is still open and runs pending closes */
-void loop_run(struct loop *l);  /* until loop_stop */
+/* Ends queued work and deferred calls (done and fn are called), frees what is still open, runs
+ * pending closes. Users of loop_native() close their handles before. NULL ok. */
+void loop_free(struct loop *l);
+void loop_run(struct loop *l); /* until loop_stop; virtual: until nothing is ready */
 void loop_stop(struct loop *l);
 /* Run what is ready; wait at most max_wait_ms for something. */
 void loop_step(struct loop *l, uint64_t max_wait_ms);
@@ -34,7 +36,10 @@ void loop_timer_free(struct loop_timer *t); /* NULL ok */
 enum { LOOP_READ = 1, LOOP_WRITE = 2, LOOP_HUP = 4 };
 struct loop_fd;
 typedef void (*loop_fd_fn)(void *ctx, int events);
-/* Does not own fd. events 0 = registered but silent. One handle per fd number. */
+/* Does not own fd, but makes it non-blocking. Level-triggered. A new handle is silent (events 0)
+ * until loop_fd_set. One handle per fd number. On a socket error (EPOLLERR) all requested events
+ * and LOOP_HUP are reported: read or write to learn the reason. NULL when fd cannot be polled
+ * (closed, a regular file, already watched). In a virtual loop it never fires. */
 struct loop_fd *loop_fd_new(struct loop *l, int fd, loop_fd_fn fn, void *ctx);
 void loop_fd_set(struct loop_fd *h, int events);
 void loop_fd_free(struct loop_fd *h); /* NULL ok; call before close(fd) */
@@ -48,6 +53,9 @@ void loop_signal_free(struct loop_signal *s);
  * order. loop_cancel_deferred drops everything queued with this ctx. */
 void loop_defer(struct loop *l, void (*fn)(void *ctx), void *ctx);
 void loop_cancel_deferred(struct loop *l, void *ctx);
+
+/* Callbacks of a real loop that took more than 50 ms (each is logged at debug). */
+uint64_t loop_slow_callbacks(const struct loop *l);
 
 /* Blocking file or CPU work: work(ctx) on a thread of the pool (no shared state), then done(ctx) on
  * the loop. In a virtual loop both run on the next step. */
