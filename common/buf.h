@@ -14,15 +14,15 @@ struct buf {
 void buf_init(struct buf *b, size_t max);
 void buf_fini(struct buf *b); /* also for a zeroed struct; afterwards zeroed, max kept */
 struct slice buf_slice(const struct buf *b);
-void buf_clear(struct buf *b);               /* keeps the memory */
-void buf_consume(struct buf *b, size_t n);   /* asserts n <= len */
-void buf_truncate(struct buf *b, size_t n);  /* keep the first n bytes */
+void buf_clear(struct buf *b);              /* keeps the memory */
+void buf_consume(struct buf *b, size_t n);  /* asserts n <= len */
+void buf_truncate(struct buf *b, size_t n); /* keep the first n bytes */
 int buf_append(struct buf *b, const void *p, size_t n);
 int buf_append_slice(struct buf *b, struct slice s);
 int buf_append_str(struct buf *b, const char *s);
 int buf_append_byte(struct buf *b, uint8_t c);
 int buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-int buf_vprintf(struct buf *b, const char *fmt, va_list ap);
+int buf_vprintf(struct buf *b, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
 /* JSON string with quotes; invalid UTF-8 becomes U+FFFD. */
 int buf_append_json_string(struct buf *b, struct slice s);
 /* Make room for n more bytes and return where they go (NULL on failure); then buf_commit(<= n). */

@@ -12,7 +12,8 @@ static const char *errno_text(int errnum, char *scratch, size_t size)
 
 /* Format into e->msg; then ": tail" when there is one. Uses a copy, since the arguments and the
  * tail may point into the message that is being replaced. */
-static void format(struct err *e, const char *fmt, va_list ap, const char *tail)
+static void __attribute__((format(printf, 2, 0)))
+format(struct err *e, const char *fmt, va_list ap, const char *tail)
 {
     char text[2 * sizeof(e->msg)] = { 0 };
     vsnprintf(text, sizeof(e->msg), fmt, ap);

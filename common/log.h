@@ -1,7 +1,8 @@
 #pragma once
 /* One line per event on stderr, logfmt or JSON. Context is passed explicitly as a log_ctx, which an
- * object embeds ("kernel=.. vm=.."). Whoever handles an error logs it, once. Control
- * characters are escaped; a message is cut at 1024 bytes, a context at its struct's size. Never pass tokens, keys or code cells. */
+ * object embeds ("kernel=.. vm=.."). Whoever handles an error logs it, once. Control characters are
+ * escaped; a message is cut at 1024 bytes, a context at the size of its struct. Never pass tokens,
+ * keys or code cells. */
 #include <stdbool.h>
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
