@@ -3,9 +3,10 @@
  * docs/guestlink.md. Both ends use this code. Everything read is hostile.
  *
  * Frame: u32le payload length (<= GL_FRAME_MAX), u8 type, u8 flags, u16le check, u32le stream.
- * check = low 16 bits of (length * 0x9E3779B1 + (type | flags << 8) * 0x85EBCA77 + stream * 0xC2B2AE3D)
- * >> 16 of the 32-bit sum (tells desync at once). A message longer than a frame is cut into frames of
- * the same type and stream with GL_MORE on all but the last; frames of other streams may lie
+ * check = low 16 bits of (length * 0x9E3779B1 + (type | flags << 8) * 0x85EBCA77 + stream *
+ * 0xC2B2AE3D)
+ * >> 16 of the 32-bit sum (tells desync at once). A message longer than a frame is cut into frames
+ * of the same type and stream with GL_MORE on all but the last; frames of other streams may lie
  * between. Frames of one stream never interleave two messages.
  *
  * Stream 0 is control: JSON payloads, no credit, small. Streams 1..GL_STREAMS_MAX-1 are kernels
@@ -22,31 +23,36 @@
 #define GL_FLAG_MORE 1
 
 enum gl_type {
-    GL_HELLO = 1,     /* both, first: {"version":1,"role":"host|guest","shim":"0.1.0","mode":"vm|local",
-                         "kernels":[{"stream":1,"spec":"python3","state":"running"}]} */
-    GL_SPECS = 2,     /* G: {"default":name,"kernelspecs":{name:{"spec":{...},"resources":{file:base64}}}} */
-    GL_PREPARE = 3,   /* H (template build): {"spec":"python3","preload":code,"warmup":code,"timeout_ms":n}:
-                         start a kernel as stream 1, run preload */
-    GL_PREPARED = 4,  /* G: {"ok":true,"ms":n,"info":{kernel_info_reply content}} | {"ok":false,"error":text} */
-    GL_RESUME = 5,    /* H after every restore: {"generation":n,"entropy":base64 of 64 bytes,
-                         "realtime_us":n,"hostname":s,"machine_id":hex32,"warmup":code or null} */
-    GL_RESUMED = 6,   /* G: {"ok":true,"us":{"entropy":n,"clock":n,"hooks":n}} | {"ok":false,"error":text} */
-    GL_ASSIGN = 7,    /* H when handed to a user: {"realtime_us":n,"hostname":s,"env":{k:v},"cwd":s} */
-    GL_ASSIGNED = 8,  /* G: {"ok":true} | {"ok":false,"error":text} */
-    GL_SHUTDOWN = 9,  /* H: {"grace_ms":n}: stop kernels, sync, power off (local: exit) */
-    GL_PING = 10,     /* both: up to 64 bytes, echoed by GL_PONG */
+    GL_HELLO = 1, /* both, first: {"version":1,"role":"host|guest","shim":"0.1.0","mode":"vm|local",
+                     "kernels":[{"stream":1,"spec":"python3","state":"running"}]} */
+    GL_SPECS =
+        2, /* G: {"default":name,"kernelspecs":{name:{"spec":{...},"resources":{file:base64}}}} */
+    GL_PREPARE =
+        3, /* H (template build): {"spec":"python3","preload":code,"warmup":code,"timeout_ms":n}:
+              start a kernel as stream 1, run preload */
+    GL_PREPARED = 4, /* G: {"ok":true,"ms":n,"info":{kernel_info_reply content}} |
+                        {"ok":false,"error":text} */
+    GL_RESUME = 5,   /* H after every restore: {"generation":n,"entropy":base64 of 64 bytes,
+                        "realtime_us":n,"hostname":s,"machine_id":hex32,"warmup":code or null} */
+    GL_RESUMED =
+        6, /* G: {"ok":true,"us":{"entropy":n,"clock":n,"hooks":n}} | {"ok":false,"error":text} */
+    GL_ASSIGN = 7, /* H when handed to a user: {"realtime_us":n,"hostname":s,"env":{k:v},"cwd":s} */
+    GL_ASSIGNED = 8, /* G: {"ok":true} | {"ok":false,"error":text} */
+    GL_SHUTDOWN = 9, /* H: {"grace_ms":n}: stop kernels, sync, power off (local: exit) */
+    GL_PING = 10,    /* both: up to 64 bytes, echoed by GL_PONG */
     GL_PONG = 11,
-    GL_LOG = 12,      /* G: {"level":"info","text":s}: shim diagnostics, build progress */
-    GL_EVENT = 13,    /* G: {"kind":"oom|disk|...", ...} */
-    GL_CREDIT = 14,   /* both, any kernel stream: u32le bytes */
+    GL_LOG = 12,          /* G: {"level":"info","text":s}: shim diagnostics, build progress */
+    GL_EVENT = 13,        /* G: {"kind":"oom|disk|...", ...} */
+    GL_CREDIT = 14,       /* both, any kernel stream: u32le bytes */
     GL_KERNEL_START = 16, /* H: {"spec":name,"env":{},"cwd":s or null} */
-    GL_KERNEL_STATE = 17, /* G: {"state":"starting|running|exited","pid":n,"exit_code":n|null,
-                             "signal":n|null,"reason":"exit|signal|oom|start_failed|stopped","tail":s,
-                             "info":{...} when running} */
-    GL_KERNEL_CTL = 18,   /* H: {"id":n,"op":"interrupt|restart|stop|kill"} */
-    GL_KERNEL_DONE = 19,  /* G: {"id":n,"ok":true} | {"id":n,"ok":false,"error":text} */
-    GL_KERNEL_MSG = 20,   /* both, credited: jp_body */
-    GL_KERNEL_OUT = 21,   /* G, credited: u8 fd (1 or 2), bytes written past the protocol */
+    GL_KERNEL_STATE =
+        17,              /* G: {"state":"starting|running|exited","pid":n,"exit_code":n|null,
+                            "signal":n|null,"reason":"exit|signal|oom|start_failed|stopped","tail":s,
+                            "info":{...} when running} */
+    GL_KERNEL_CTL = 18,  /* H: {"id":n,"op":"interrupt|restart|stop|kill"} */
+    GL_KERNEL_DONE = 19, /* G: {"id":n,"ok":true} | {"id":n,"ok":false,"error":text} */
+    GL_KERNEL_MSG = 20,  /* both, credited: jp_body */
+    GL_KERNEL_OUT = 21,  /* G, credited: u8 fd (1 or 2), bytes written past the protocol */
     /* 32..47 exec and pty, 48..63 files, 64..79 TCP: reserved, refused by this version */
 };
 const char *gl_type_name(enum gl_type t);

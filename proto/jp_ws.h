@@ -2,8 +2,8 @@
 /* The three websocket framings of a kernel connection (jupyter.md 2.2, 2.3):
  * legacy text JSON, legacy binary (big-endian table, only with buffers), and
  * v1.kernel.websocket.jupyter.org (little-endian table, always binary). */
-#include "proto/jp_msg.h"
 #include "common/buf.h"
+#include "proto/jp_msg.h"
 
 #define JP_WS_V1_NAME "v1.kernel.websocket.jupyter.org"
 enum jp_ws_proto { JP_WS_LEGACY, JP_WS_V1 };

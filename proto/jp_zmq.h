@@ -1,6 +1,6 @@
 #pragma once
-/* ZMQ multipart codec: [identities...] <IDS|MSG> signature header parent metadata content buffers...
- * (jupyter.md 3.2). Pure: frames in and out as slices; sockets are the caller's. */
+/* ZMQ multipart codec: [identities...] <IDS|MSG> signature header parent metadata content
+ * buffers... (jupyter.md 3.2). Pure: frames in and out as slices; sockets are the caller's. */
 #include "proto/jp_msg.h"
 #include "proto/jp_sign.h"
 

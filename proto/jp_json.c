@@ -1,0 +1,463 @@
+/* JSON scanner, see jp_json.h. All positions are offsets into the caller's bytes; nothing is
+ * copied but by the string decoders. Recursion-free: open containers are bits of a small stack. */
+#include "proto/jp_json.h"
+#include "common/utf8.h"
+#include "proto/jp_priv.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH_MAX 512u
+
+static size_t skip_space(struct slice s, size_t i)
+{
+    while (i < s.n && (s.p[i] == ' ' || s.p[i] == '\n' || s.p[i] == '\r' || s.p[i] == '\t'))
+        i++;
+    return i;
+}
+
+#define ONES UINT64_C(0x0101010101010101)
+#define HIGHS (ONES << 7)
+/* High bit set in (at least) each byte of w that equals c; false positives only above a true one.
+ */
+static uint64_t bytes_equal(uint64_t w, uint8_t c)
+{
+    uint64_t x = w ^ ONES * c;
+    return (x - ONES) & ~x & HIGHS;
+}
+
+static uint64_t load8(const uint8_t *p)
+{
+    uint64_t w;
+    memcpy(&w, p, sizeof(w));
+    return w;
+}
+
+/* i is behind the opening quote; the result is the place of the closing quote, or s.n. */
+static size_t string_end(struct slice s, size_t i)
+{
+    for (;;) {
+        while (i + 8 <= s.n) {
+            uint64_t w = load8(s.p + i);
+            if (bytes_equal(w, '"') | bytes_equal(w, '\\'))
+                break;
+            i += 8;
+        }
+        while (i < s.n && s.p[i] != '"' && s.p[i] != '\\') {
+            i++;
+            if (i % 8 == 0)
+                break; /* try eight at a time again */
+        }
+        if (i >= s.n || s.p[i] == '"')
+            return i;
+        if (s.p[i] == '\\') {
+            if (s.n - i < 2)
+                return s.n;
+            i += 2;
+        }
+    }
+}
+
+static bool scalar_byte(uint8_t c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+           c == '+' || c == '.';
+}
+
+/* Open containers: bit set = object. */
+struct nesting {
+    uint64_t bits[DEPTH_MAX / 64];
+    size_t depth;
+};
+
+static int nesting_push(struct nesting *n, bool object)
+{
+    uint64_t bit;
+
+    if (n->depth == DEPTH_MAX)
+        return -EINVAL;
+    bit = UINT64_C(1) << n->depth % 64;
+    if (object)
+        n->bits[n->depth / 64] |= bit;
+    else
+        n->bits[n->depth / 64] &= ~bit;
+    n->depth++;
+    return 0;
+}
+
+static int nesting_pop(struct nesting *n, bool object)
+{
+    if (n->depth == 0)
+        return -EINVAL;
+    n->depth--;
+    return (n->bits[n->depth / 64] >> n->depth % 64 & 1) == object ? 0 : -EINVAL;
+}
+
+/* Containers from s.p[i], which is '{' or '['. The place behind the matching bracket, or 0. */
+static size_t container_end(struct slice s, size_t i)
+{
+    struct nesting nest;
+    int r = 0;
+
+    nest.depth = 0;
+    do {
+        switch (s.p[i]) {
+        case '"':
+            i = string_end(s, i + 1);
+            if (i >= s.n)
+                return 0;
+            break;
+        case '{':
+        case '[':
+            r = nesting_push(&nest, s.p[i] == '{');
+            break;
+        case '}':
+        case ']':
+            r = nesting_pop(&nest, s.p[i] == '}');
+            break;
+        default:
+            break;
+        }
+        if (r < 0)
+            return 0;
+        i++;
+    } while (nest.depth && i < s.n);
+    return nest.depth ? 0 : i;
+}
+
+/* Value at s.p[i] (no space before it): the place behind it, or 0 when malformed. */
+static size_t value_end(struct slice s, size_t i)
+{
+    size_t at = i;
+
+    if (i >= s.n)
+        return 0;
+    if (s.p[i] == '"') {
+        i = string_end(s, i + 1);
+        return i < s.n ? i + 1 : 0;
+    }
+    if (s.p[i] == '{' || s.p[i] == '[')
+        return container_end(s, i);
+    while (i < s.n && scalar_byte(s.p[i]))
+        i++;
+    return i > at ? i : 0;
+}
+
+static struct slice sub(struct slice s, size_t from, size_t to)
+{
+    return (struct slice) { s.p + from, to - from };
+}
+
+int jp_json_value(struct slice s, struct slice *ret_value, struct slice *ret_rest)
+{
+    size_t from = skip_space(s, 0);
+    size_t to = value_end(s, from);
+
+    if (!to)
+        return -EINVAL;
+    *ret_value = sub(s, from, to);
+    *ret_rest = sub(s, to, s.n);
+    return 0;
+}
+
+/* The shared walk of jp_json_member and jp_json_element: 1 = *pos is at the start of an item. */
+static int next_item(struct slice s, size_t *pos, uint8_t open, uint8_t close)
+{
+    size_t i = skip_space(s, *pos);
+    bool first = false;
+
+    if (*pos == 0) {
+        if (i >= s.n || s.p[i] != open)
+            return -EINVAL;
+        i = skip_space(s, i + 1);
+        first = true;
+    }
+    if (i >= s.n)
+        return -EINVAL;
+    if (s.p[i] == close) {
+        if (skip_space(s, i + 1) != s.n)
+            return -EINVAL;
+        return 0;
+    }
+    if (!first) {
+        if (s.p[i] != ',')
+            return -EINVAL;
+        i = skip_space(s, i + 1);
+    }
+    *pos = i;
+    return 1;
+}
+
+int jp_json_member(struct slice obj, size_t *pos, struct slice *ret_key, struct slice *ret_value)
+{
+    size_t i = *pos, key, key_end, value, end;
+    int r = next_item(obj, &i, '{', '}');
+
+    if (r <= 0)
+        return r;
+    if (i >= obj.n || obj.p[i] != '"')
+        return -EINVAL;
+    key = i + 1;
+    key_end = string_end(obj, key);
+    i = skip_space(obj, key_end + 1);
+    if (i >= obj.n || obj.p[i] != ':')
+        return -EINVAL;
+    value = skip_space(obj, i + 1);
+    end = value_end(obj, value);
+    if (!end)
+        return -EINVAL;
+    *ret_key = sub(obj, key, key_end);
+    *ret_value = sub(obj, value, end);
+    *pos = end;
+    return 1;
+}
+
+int jp_json_element(struct slice array, size_t *pos, struct slice *ret_value)
+{
+    size_t i = *pos, end;
+    int r = next_item(array, &i, '[', ']');
+
+    if (r <= 0)
+        return r;
+    end = value_end(array, i);
+    if (!end)
+        return -EINVAL;
+    *ret_value = sub(array, i, end);
+    *pos = end;
+    return 1;
+}
+
+int jp_json_find(struct slice obj, const char *key, struct slice *ret_value)
+{
+    struct slice k, v, found = SLICE_NULL;
+    size_t pos = 0;
+    int r;
+
+    while ((r = jp_json_member(obj, &pos, &k, &v)) > 0)
+        if (jp_json_key_is(k, key))
+            found = v;
+    if (r < 0)
+        return r;
+    if (!found.p)
+        return -ENOENT;
+    *ret_value = found;
+    return 0;
+}
+
+bool jp_json_is_object(struct slice value)
+{
+    struct slice v, rest;
+
+    return jp_json_value(value, &v, &rest) == 0 && v.p[0] == '{' && skip_space(rest, 0) == rest.n;
+}
+
+/* ---- strings ---- */
+
+static int hex4(struct slice s, size_t i, uint32_t *ret)
+{
+    uint32_t v = 0;
+
+    if (i > s.n || s.n - i < 4)
+        return -EINVAL;
+    for (size_t k = i; k < i + 4; k++) {
+        uint8_t c = s.p[k], low = c | 0x20;
+        if (c >= '0' && c <= '9')
+            v = v << 4 | (uint32_t)(c - '0');
+        else if (low >= 'a' && low <= 'f')
+            v = v << 4 | (uint32_t)(low - 'a' + 10);
+        else
+            return -EINVAL;
+    }
+    *ret = v;
+    return 0;
+}
+
+static size_t put_utf8(char ret[4], uint32_t c)
+{
+    if (c < 0x80) {
+        ret[0] = (char)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        ret[0] = (char)(0xc0 | c >> 6);
+        ret[1] = (char)(0x80 | (c & 0x3f));
+        return 2;
+    }
+    if (c < 0x10000) {
+        ret[0] = (char)(0xe0 | c >> 12);
+        ret[1] = (char)(0x80 | (c >> 6 & 0x3f));
+        ret[2] = (char)(0x80 | (c & 0x3f));
+        return 3;
+    }
+    ret[0] = (char)(0xf0 | c >> 18);
+    ret[1] = (char)(0x80 | (c >> 12 & 0x3f));
+    ret[2] = (char)(0x80 | (c >> 6 & 0x3f));
+    ret[3] = (char)(0x80 | (c & 0x3f));
+    return 4;
+}
+
+/* \uXXXX at s.p[*i] (the backslash); a pair of surrogates is one character, a lone one and U+0000
+ * (which would end a C string) are U+FFFD. */
+static int unicode_escape(struct slice s, size_t *i, uint32_t *ret)
+{
+    uint32_t c, low;
+
+    if (hex4(s, *i + 2, &c) < 0)
+        return -EINVAL;
+    *i += 6;
+    if (c >= 0xd800 && c < 0xdc00 && s.n - *i >= 6 && s.p[*i] == '\\' && s.p[*i + 1] == 'u' &&
+        hex4(s, *i + 2, &low) == 0 && low >= 0xdc00 && low < 0xe000) {
+        *i += 6;
+        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+    }
+    *ret = c == 0 || (c >= 0xd800 && c < 0xe000) ? 0xfffd : c;
+    return 0;
+}
+
+/* One character of the raw text between quotes: its UTF-8 into ret, *i moves on. Bytes, or
+ * -EINVAL for a bad escape. */
+static int decode_char(struct slice s, size_t *i, char ret[4])
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    uint8_t c = s.p[*i];
+    const char *at;
+    uint32_t u;
+
+    if (c == '\\') {
+        if (s.n - *i < 2)
+            return -EINVAL;
+        c = s.p[*i + 1];
+        if (c == 'u')
+            return unicode_escape(s, i, &u) < 0 ? -EINVAL : (int)put_utf8(ret, u);
+        at = c ? strchr(from, c) : NULL;
+        if (!at)
+            return -EINVAL;
+        ret[0] = to[at - from];
+        *i += 2;
+        return 1;
+    }
+    size_t n = utf8_len(s.p + *i, s.n - *i);
+    if (n == 0 || c == 0) {
+        *i += 1;
+        return (int)put_utf8(ret, 0xfffd);
+    }
+    memcpy(ret, s.p + *i, n);
+    *i += n;
+    return (int)n;
+}
+
+static int string_body(struct slice value, struct slice *ret)
+{
+    struct slice v, rest;
+
+    if (jp_json_value(value, &v, &rest) < 0 || v.p[0] != '"' || skip_space(rest, 0) != rest.n)
+        return -EINVAL;
+    *ret = sub(v, 1, v.n - 1);
+    return 0;
+}
+
+int jp_json_string(struct slice value, char *out, size_t size)
+{
+    struct slice s;
+    size_t len = 0;
+    char c[4];
+
+    if (string_body(value, &s) < 0)
+        return -EINVAL;
+    for (size_t i = 0; i < s.n;) {
+        int n = decode_char(s, &i, c);
+        if (n < 0)
+            return n;
+        if (len + (size_t)n + 1 > size)
+            return -ENOBUFS;
+        memcpy(out + len, c, (size_t)n);
+        len += (size_t)n;
+    }
+    if (size == 0)
+        return -ENOBUFS;
+    out[len] = '\0';
+    return 0;
+}
+
+int jp_json_string_dup(struct slice value, size_t max, char **ret)
+{
+    struct slice s;
+    size_t size;
+    char *text;
+    int r;
+
+    if (string_body(value, &s) < 0)
+        return -EINVAL;
+    /* Decoding never makes text longer but where a malformed byte becomes three. */
+    size = s.n > (SIZE_MAX - 1) / 3 || s.n * 3 > max ? max : s.n * 3;
+    text = malloc(size + 1);
+    if (!text)
+        return -ENOMEM;
+    r = jp_json_string(value, text, size + 1);
+    if (r < 0) {
+        free(text);
+        return r;
+    }
+    *ret = text;
+    return 0;
+}
+
+bool jp_json_key_is(struct slice raw, const char *key)
+{
+    size_t n = strlen(key), at = 0;
+    char c[4];
+
+    if (raw.n == n && memcmp(raw.p, key, n) == 0)
+        return true;
+    if (raw.n <= n || !memchr(raw.p, '\\', raw.n))
+        return false; /* an escaped spelling is longer than the key */
+    for (size_t i = 0; i < raw.n;) {
+        int k = decode_char(raw, &i, c);
+        if (k < 0 || at + (size_t)k > n || memcmp(key + at, c, (size_t)k) != 0)
+            return false;
+        at += (size_t)k;
+    }
+    return at == n;
+}
+
+/* ---- tokens that are not JSON ---- */
+
+/* The next token outside strings that begins with N or I, -N, -I or +; its end in *ret_end. Valid
+ * JSON has no capital letter outside strings but the E of a number. */
+static size_t find_nonfinite(struct slice s, size_t i, size_t *ret_end)
+{
+    while (i < s.n) {
+        uint8_t c = s.p[i];
+        size_t from = i;
+        if (c == '"') {
+            i = string_end(s, i + 1) + 1;
+            continue;
+        }
+        if (!scalar_byte(c)) {
+            i++;
+            continue;
+        }
+        while (i < s.n && scalar_byte(s.p[i]))
+            i++;
+        if (s.p[from] == '-' && i - from > 1)
+            c = s.p[from + 1];
+        if (c == 'N' || c == 'I') {
+            *ret_end = i;
+            return from;
+        }
+    }
+    return SIZE_MAX;
+}
+
+/* Cheap and sharp: text that holds neither word has neither token. */
+static bool may_have_nonfinite(struct slice s)
+{
+    return s.n >= 3 && (memmem(s.p, s.n, "NaN", 3) || memmem(s.p, s.n, "Infinity", 8));
+}
+
+bool jp_json_has_nonfinite(struct slice value)
+{
+    size_t end;
+
+    return may_have_nonfinite(value) && find_nonfinite(value, 0, &end) != SIZE_MAX;
+}
