@@ -67,11 +67,14 @@ enum gl_phase {
 
 struct gl_link;
 struct gl_link_ops {
-    /* A whole, legal message; payload is valid during the call only. The callee may send. */
+    /* A whole, legal message; payload is valid during the call only. The callee may send, grant,
+     * close streams, change the phase, reset or free the link; it may not feed it. GL_CREDIT never
+     * comes here; GL_PING does, and the callee answers it with GL_PONG. */
     void (*message)(void *ctx, enum gl_type type, uint32_t stream, struct slice payload);
-    /* Bytes wait in gl_link_output (called on the change from none to some). */
+    /* Bytes wait in gl_link_output (called on the change from none to some). May be NULL. */
     void (*output)(void *ctx);
-    /* A stream that gl_link_send refused or that was over the low-water mark can take more. */
+    /* A stream that gl_link_send refused or that was over the low-water mark (half of its queue)
+     * can take more; stream 0 also stands for urgent frames. May be NULL. */
     void (*writable)(void *ctx, uint32_t stream);
 };
 struct gl_limits {
@@ -86,18 +89,29 @@ void gl_link_set_phase(struct gl_link *l, enum gl_phase p);
 enum gl_phase gl_link_phase(const struct gl_link *l);
 /* Forget partial frames, queued bytes and credits; phase HELLO: after a reconnect or a restore. */
 void gl_link_reset(struct gl_link *l);
-/* Bytes from the peer. 0, or -EPROTO/-E2BIG with e saying which rule was broken: kill the peer. */
+/* Bytes from the peer. 0, or -EPROTO/-E2BIG with e saying which rule was broken: kill the peer
+ * (-ENOMEM: out of memory for a message in the making). After an error every feed fails until
+ * gl_link_reset. */
 int gl_link_feed(struct gl_link *l, struct slice bytes, struct err *e);
-/* Queue one message made of n parts. 0; -EAGAIN: queue of that stream is full (ops->writable will
- * tell); -E2BIG: over message_max. Illegal type for our role or phase: programmer error. */
+/* Queue one message made of n parts (copied). 0; -EAGAIN: queue of that stream is full
+ * (ops->writable will tell; an empty queue takes any message); -E2BIG: over message_max or the
+ * type's own maximum; -EINVAL: shorter than the type's minimum (2 for JSON); -ENOMEM. Illegal type
+ * for our role or phase, wrong kind of stream: programmer error, aborts.
+ * Order: control first. GL_KERNEL_CTL and GL_KERNEL_DONE pass bulk of their stream that waits for
+ * credit (but DONE never a queued GL_KERNEL_STATE); STATE and START keep their place in it. */
 int gl_link_send(struct gl_link *l, enum gl_type type, uint32_t stream, const struct slice *parts,
                  size_t n);
-/* Next bytes to write, control first, then kernel streams in turn, as credit allows. */
+/* Next bytes to write, control first, then kernel streams in turn, as credit allows; empty: none
+ * now. Valid until the next call on the link other than gl_link_send, _feed or _grant. */
 struct slice gl_link_output(struct gl_link *l);
 void gl_link_consumed(struct gl_link *l, size_t n);
-/* The receiver has disposed of n credited bytes of this stream: the window is re-opened (frames
- * are sent in steps of at least a quarter window). */
+/* The receiver has disposed of n credited bytes of this stream (payload.n of each GL_KERNEL_MSG and
+ * GL_KERNEL_OUT it was given): the window is re-opened (frames are sent in steps of at least a
+ * quarter window). Messages larger than the window are kept flowing by the link itself. Granting
+ * too much is harmless. */
 void gl_link_grant(struct gl_link *l, uint32_t stream, size_t n);
 size_t gl_link_queued(const struct gl_link *l, uint32_t stream); /* bytes not yet written */
-/* Drop a stream's queue, partial message and credit state (its kernel is gone). */
+/* The stream's kernel is gone: forget bulk messages that wait (a half-written one is finished,
+ * STATE and DONE still go out), the partial message, and hand back the whole window. Bulk that still
+ * comes in is thrown away until GL_KERNEL_START, or until this side sends on the stream again. */
 void gl_link_close_stream(struct gl_link *l, uint32_t stream);
