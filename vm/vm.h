@@ -21,6 +21,7 @@ enum vm_exit_reason {
     VM_EXIT_PROTOCOL,     /* guest link desync or violation: killed by us */
     VM_EXIT_DEADLINE,     /* a start stage took too long */
 };
+const char *vm_exit_reason_name(enum vm_exit_reason r); /* "released", "vmm" ...: metric label */
 struct vm_exit {
     enum vm_exit_reason reason;
     int code, signal; /* of the VMM, when it ended */
