@@ -20,6 +20,7 @@ struct loop_uv {
     uv_prepare_t prepare;
     uv_check_t check;
     uv_idle_t idle;
+    bool stepping;     /* in loop_step: a turn that did something must not wait */
     uint64_t armed_ms; /* when `timer` fires, UINT64_MAX = stopped */
     size_t works;
 };
@@ -91,8 +92,8 @@ static void arm_timer(struct loop *l)
 static void on_prepare(uv_prepare_t *h)
 {
     struct loop *l = h->data;
-    loop_core_run_deferred(l);
-    if (loop_core_has_deferred(l))
+    bool ran = loop_core_run_deferred(l);
+    if (loop_core_has_deferred(l) || (ran && l->uv->stepping))
         uv_idle_start(&l->uv->idle, on_idle);
     else
         uv_idle_stop(&l->uv->idle);
@@ -218,7 +219,9 @@ void loop_step(struct loop *l, uint64_t max_wait_ms)
         uv_update_time(&l->uv->loop);
         uv_timer_start(&l->uv->step, on_step, max_wait_ms, 0);
     }
+    l->uv->stepping = true;
     uv_run(&l->uv->loop, mode);
+    l->uv->stepping = false;
     uv_timer_stop(&l->uv->step);
     loop_core_run_deferred(l);
 }

@@ -47,7 +47,8 @@ void timefmt_bytes(char *ret, size_t size, uint64_t bytes)
         unit *= 1000;
         u++;
     }
-    uint64_t tenths = unit >= 10 ? (bytes + unit / 20) / (unit / 10) : bytes * 10;
+    uint64_t tenth = unit < 10 ? 1 : unit / 10;
+    uint64_t tenths = bytes / tenth + (bytes % tenth >= (tenth + 1) / 2);
     if (u > 0 && tenths < 100)
         snprintf(ret, size, "%" PRIu64 ".%" PRIu64 " %s", tenths / 10, tenths % 10, units[u]);
     else
