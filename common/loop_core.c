@@ -279,6 +279,14 @@ struct loop *loop_new_virtual(void)
     return l;
 }
 
+static void check_spin(unsigned spins)
+{
+    if (spins < VIRTUAL_SPIN_MAX)
+        return;
+    log_error(NULL, "virtual loop: %u rounds of callbacks without time passing", spins);
+    abort();
+}
+
 static bool run_one_work(struct loop *l)
 {
     struct list_node *n = list_first(&l->works);
@@ -297,7 +305,7 @@ static bool run_one_work(struct loop *l)
 void loop_virtual_ready(struct loop *l)
 {
     for (unsigned spins = 0; loop_core_run_deferred(l) || run_one_work(l);) {
-        assert(++spins < VIRTUAL_SPIN_MAX);
+        check_spin(++spins);
         if (l->stopped)
             return;
     }
@@ -322,7 +330,7 @@ void loop_virtual_advance(struct loop *l, uint64_t ms)
             l->virtual_us = due * 1000;
             spins = 0;
         }
-        assert(++spins < VIRTUAL_SPIN_MAX);
+        check_spin(++spins);
         loop_core_run_timers(l, loop_now_ms(l));
         loop_virtual_ready(l);
     }
