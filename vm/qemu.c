@@ -13,10 +13,10 @@
 #include "common/proc.h"
 #include "common/sm.h"
 #include "vm/channel.h"
+#include "vm/drain.h"
 #include "vm/jail.h"
 #include "vm/qemu_args.h"
 #include "vm/qmp.h"
-#include "vm/tail.h"
 #include "vm/usock.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -40,17 +40,6 @@ static const struct sm_state states[] = {
 };
 static const struct sm_def machine = { "vm_qemu", states, sizeof(states) / sizeof(*states) };
 
-#define CONSOLE_BURST (64u << 10) /* bytes read per CONSOLE_PAUSE_MS at most */
-#define CONSOLE_PAUSE_MS 100u
-
-/* A descriptor whose bytes go into a tail. */
-struct drain {
-    struct vm_qemu *q;
-    int fd;
-    struct loop_fd *watch;
-    struct vm_tail tail;
-};
-
 struct vm_qemu {
     struct loop *loop;
     struct log_ctx log;
@@ -60,10 +49,7 @@ struct vm_qemu {
     struct proc *proc;
     struct vm_qmp *qmp;
     char *link_path;
-    struct drain errors, console;
-    int console_log; /* file, boots only; -1 */
-    size_t console_logged, console_burst;
-    struct loop_timer *console_timer;
+    struct vm_drain errors, console;
     /* the operation under way */
     vm_qemu_done_fn op_fn;
     void *op_ctx;
@@ -75,85 +61,12 @@ struct vm_qemu {
     unsigned busy;
 };
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
-static void drain_stop(struct drain *d)
-{
-    loop_fd_free(d->watch);
-    d->watch = NULL;
-    close_fd(&d->fd);
-}
-
 static void release(struct vm_qemu *q)
 {
     if (--q->busy > 0 || !q->freed)
         return;
     free(q->link_path);
     free(q);
-}
-
-/* ---- what it writes ---- */
-
-static ssize_t drain_read(struct drain *d, size_t max)
-{
-    uint8_t chunk[8192];
-    ssize_t n = read(d->fd, chunk, max < sizeof(chunk) ? max : sizeof(chunk));
-    struct vm_qemu *q = d->q;
-
-    if (n <= 0)
-        return n;
-    vm_tail_add(&d->tail, slice_of(chunk, (size_t)n));
-    if (d == &q->console && q->console_log >= 0 && q->console_logged < VM_QEMU_CONSOLE_LOG_MAX) {
-        ssize_t w = write(q->console_log, chunk, (size_t)n);
-
-        q->console_logged +=
-            w > 0 ? (size_t)w : VM_QEMU_CONSOLE_LOG_MAX; /* disk full: stop trying */
-    }
-    return n;
-}
-
-static void on_drain(void *ctx, int events)
-{
-    struct drain *d = ctx;
-    struct vm_qemu *q = d->q;
-    ssize_t n = drain_read(d, 8192);
-
-    (void)events;
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-        drain_stop(d);
-        return;
-    }
-    if (d != &q->console || n < 0)
-        return;
-    if (!loop_timer_active(q->console_timer)) {
-        q->console_burst = 0;
-        loop_timer_start(q->console_timer, CONSOLE_PAUSE_MS, 0);
-    }
-    q->console_burst += (size_t)n;
-    if (q->console_burst >= CONSOLE_BURST)
-        loop_fd_set(d->watch, 0); /* the guest's serial port waits; it only slows itself */
-}
-
-static void on_console_timer(void *ctx)
-{
-    struct vm_qemu *q = ctx;
-
-    q->console_burst = 0;
-    if (q->console.watch)
-        loop_fd_set(q->console.watch, LOOP_READ);
-}
-
-static void drain_init(struct drain *d, struct vm_qemu *q, int fd)
-{
-    d->q = q;
-    d->fd = fd;
-    d->watch = loop_fd_new(q->loop, fd, on_drain, d);
-    loop_fd_set(d->watch, LOOP_READ);
 }
 
 /* ---- operations ---- */
@@ -354,10 +267,8 @@ static void on_process_exit(void *ctx, const struct proc_exit *x)
 
     q->busy++;
     vm_qmp_drain(q->qmp); /* a SHUTDOWN event may still wait there */
-    for (int i = 0; i < 16 && q->errors.fd >= 0 && drain_read(&q->errors, 8192) > 0; i++)
-        ;
-    for (int i = 0; i < 16 && q->console.fd >= 0 && drain_read(&q->console, 8192) > 0; i++)
-        ;
+    vm_drain_finish(&q->errors);
+    vm_drain_finish(&q->console);
     describe_exit(q, x, &why);
     sm_move(&q->sm, EXITED);
     proc_free(q->proc);
@@ -387,10 +298,8 @@ void vm_qemu_free(struct vm_qemu *q)
     vm_qmp_free(q->qmp);
     proc_free(q->proc);
     q->proc = NULL;
-    drain_stop(&q->errors);
-    drain_stop(&q->console);
-    close_fd(&q->console_log);
-    loop_timer_free(q->console_timer);
+    vm_drain_stop(&q->errors);
+    vm_drain_stop(&q->console);
     loop_timer_free(q->op_timer);
     release(q);
 }
@@ -462,27 +371,31 @@ static int pass_listener(struct launch *l, const char *dir, const char *name, in
     return 0;
 }
 
-/* Our ends of what QEMU writes. */
+/* Our ends of what QEMU writes: stderr, and the guest's console (a file of it for boots). */
 static int make_outputs(struct vm_qemu *q, struct launch *l, const struct vm_qemu_spec *s,
                         struct err *e)
 {
-    int out[2], con[2];
+    CLEANUP(freep) char *path = xasprintf("%s/console.log", s->run_dir);
+    int out[2], con[2], log_fd = -1;
 
     if (pipe2(out, O_CLOEXEC | O_NONBLOCK) < 0)
         return err_errno(e, errno, "pipe");
-    drain_init(&q->errors, q, out[0]);
+    vm_drain_start(&q->errors, q->loop, out[0], -1, 0);
     pass(l, out[1], STDERR_FILENO, true);
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, con) < 0)
-        return err_errno(e, errno, "socketpair");
-    drain_init(&q->console, q, con[0]);
-    pass(l, con[1], VM_QEMU_FD_CONSOLE, true);
     if (s->kernel) {
-        CLEANUP(freep) char *path = xasprintf("%s/console.log", s->run_dir);
-
-        q->console_log = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (q->console_log < 0)
+        log_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (log_fd < 0)
             return err_errno(e, errno, "cannot write %s", path);
     }
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, con) < 0) {
+        int errnum = errno;
+
+        if (log_fd >= 0)
+            close(log_fd);
+        return err_errno(e, errnum, "socketpair");
+    }
+    vm_drain_start(&q->console, q->loop, con[0], log_fd, VM_QEMU_CONSOLE_LOG_MAX);
+    pass(l, con[1], VM_QEMU_FD_CONSOLE, true);
     return 0;
 }
 
@@ -554,8 +467,7 @@ int vm_qemu_start(struct loop *l, const struct vm_qemu_spec *s, const struct log
     q->ctx = ctx;
     log_ctx_init(&q->log, log);
     sm_init(&q->sm, &machine, STARTING);
-    q->errors.fd = q->console.fd = q->console_log = -1;
-    q->console_timer = loop_timer_new(l, on_console_timer, q);
+    q->errors.fd = q->errors.log_fd = q->console.fd = q->console.log_fd = -1;
     q->op_timer = loop_timer_new(l, on_op_timeout, q);
     r = prepare(q, &launch, s, e);
     if (r == 0)
