@@ -34,10 +34,10 @@ void id_uuid4(char ret[ID_UUID_LEN + 1])
     id_random(b, sizeof(b));
     b[6] = (uint8_t)((b[6] & 0x0f) | 0x40); /* version 4 (RFC 4122 section 4.4) */
     b[8] = (uint8_t)((b[8] & 0x3f) | 0x80); /* variant 1 */
-    static const uint8_t groups[] = { 4, 2, 2, 2, 6 };
+    static const size_t groups[] = { 4, 2, 2, 2, 6 };
     const uint8_t *from = b;
     char *to = ret;
-    for (size_t g = 0; g < sizeof(groups); g++) {
+    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         if (g)
             *to++ = '-';
         id_hex(to, from, groups[g]);

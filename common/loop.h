@@ -23,7 +23,9 @@ void loop_virtual_advance(struct loop *l, uint64_t ms); /* fires timers in order
 uint64_t loop_now_ms(const struct loop *l);             /* monotonic; cached once per iteration */
 uint64_t loop_now_us(const struct loop *l);             /* monotonic; real loops: read afresh */
 uint64_t loop_wall_us(const struct loop *l);            /* UTC microseconds since 1970 */
-void *loop_native(struct loop *l);                      /* uv_loop_t*, for lws; NULL if virtual */
+/* uv_loop_t *, for libwebsockets as a foreign loop; NULL if virtual. lws ends in two parts:
+ * lws_context_destroy, turns of the loop until its handles are closed, lws_context_destroy. */
+void *loop_native(struct loop *l);
 
 struct loop_timer;
 typedef void (*loop_timer_fn)(void *ctx);

@@ -424,7 +424,7 @@ int proc_run(const struct proc_spec *spec, int out_fd, struct err *e)
     int r = start(&s, &pid, &pidfd, e);
     if (r < 0)
         return r;
-    struct proc_exit x;
+    struct proc_exit x = { .code = -1 };
     r = reap(pidfd, &x, 0);
     if (r < 0)
         return err_errno(e, -r, "%s: cannot wait", spec->argv[0]);

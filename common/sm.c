@@ -36,7 +36,7 @@ const char *sm_name(const struct sm *m)
 char *sm_describe(const struct sm_def *def)
 {
     struct buf b;
-    buf_init(&b, 64 * 1024);
+    buf_init(&b, 65536);
     int r = 0;
     for (unsigned i = 0; i < def->n_states && r == 0; i++) {
         r = buf_printf(&b, "%s ->", def->states[i].name);
