@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/pidfd.h>
@@ -387,7 +388,10 @@ static void wait_for_end(void *ctx)
 {
     struct proc *p = ctx;
     struct proc_exit x;
-    (void)reap(p->pidfd, &x, 0);
+    /* The loop made the pidfd non-blocking, hence waitid too: poll does the waiting. */
+    struct pollfd pfd = { .fd = p->pidfd, .events = POLLIN };
+    while (reap(p->pidfd, &x, WNOHANG) == -EAGAIN)
+        (void)poll(&pfd, 1, -1);
 }
 
 void proc_free(struct proc *p)

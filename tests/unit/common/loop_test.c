@@ -341,12 +341,13 @@ static pthread_t worker;
 static void do_work(void *ctx)
 {
     worker = pthread_self();
-    strcat(ctx, "w");
+    *(char *)ctx = 'w';
 }
 
 static void on_done(void *ctx)
 {
-    strcat(ctx, "d");
+    char *text = ctx;
+    text[1] = text[0] == 'w' ? 'd' : '?';
     loop_stop(loop);
 }
 
