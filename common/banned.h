@@ -1,5 +1,6 @@
 #pragma once
-/* Functions that we do not use; tests/lint greps for them too. Include last in a .c file if at all. */
+/* Functions that we do not use; tests/lint greps for them too. Include last in a .c file if at all.
+ */
 #define BANNED(name) sorry_##name##_is_banned
 #undef strcpy
 #define strcpy(d, s) BANNED(strcpy)

@@ -42,5 +42,4 @@ static inline void fclosep(FILE **f)
     if (*f)
         fclose(*f);
 }
-#define container_of(ptr, type, member)                                                            \
-    ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
+#define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))

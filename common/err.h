@@ -14,4 +14,5 @@ int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format
 /* Put "context: " before what is there (or before strerror(code) when e holds nothing). */
 int err_wrap(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* err_set with ": strerror" appended. errnum is positive (errno). Returns -errnum. */
-int err_errno(struct err *e, int errnum, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int err_errno(struct err *e, int errnum, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));

@@ -24,7 +24,8 @@ int json_get_u64(const struct json_obj *o, const char *key, uint64_t min, uint64
                  uint64_t *ret, struct err *e);
 int json_get_obj(const struct json_obj *o, const char *key, json_t **ret, struct err *e);
 int json_get_array(const struct json_obj *o, const char *key, json_t **ret, struct err *e);
-/* Every key must be in the NULL-terminated list, else -EINVAL naming it and the nearest known key. */
+/* Every key must be in the NULL-terminated list, else -EINVAL naming it and the nearest known key.
+ */
 int json_check_keys(const struct json_obj *o, const char *const *known, struct err *e);
 /* The nearest of `known` by edit distance, or NULL when none is near. */
 const char *json_nearest(const char *word, const char *const *known);

@@ -52,7 +52,8 @@ static inline struct list_node *list_first(const struct list *l)
     return list_empty(l) ? NULL : l->head.next;
 }
 #define list_entry(node, type, member) container_of(node, type, member)
-/* The body may remove `n` itself, nothing else that is iterated (use the _SAFE form's guarantee). */
+/* The body may remove `n` itself, nothing else that is iterated (use the _SAFE form's guarantee).
+ */
 #define LIST_FOR_EACH(l, n)                                                                        \
     for (struct list_node *n = (l)->head.next; n && n != &(l)->head; n = n->next)
 #define LIST_FOR_EACH_SAFE(l, n)                                                                   \

@@ -18,12 +18,12 @@ struct proc_spec {
     const char *const *env;  /* NULL = inherit */
     const char *cwd;         /* NULL = inherit */
     const struct proc_fd *fds;
-    size_t n_fds;    /* 0,1,2 not listed: /dev/null. All other descriptors are closed. */
+    size_t n_fds;     /* 0,1,2 not listed: /dev/null. All other descriptors are closed. */
     bool keep_stderr; /* inherit fd 2 unless listed */
     const struct proc_limit *limits;
     size_t n_limits;
-    bool new_session;    /* setsid */
-    bool new_group;      /* setpgid(0, 0) */
+    bool new_session;     /* setsid */
+    bool new_group;       /* setpgid(0, 0) */
     bool die_with_parent; /* PR_SET_PDEATHSIG SIGKILL */
 };
 

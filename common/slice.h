@@ -10,8 +10,8 @@ struct slice {
     size_t n;
 };
 
-#define SLICE_NULL ((struct slice){ 0 })
-#define SLICE_LIT(s) ((struct slice){ (const uint8_t *)(s), sizeof(s) - 1 })
+#define SLICE_NULL ((struct slice) { 0 })
+#define SLICE_LIT(s) ((struct slice) { (const uint8_t *)(s), sizeof(s) - 1 })
 /* For printf: "%.*s", SLICE_FMT(s). */
 #define SLICE_FMT(s) (int)((s).n > 4096 ? 4096 : (s).n), (const char *)(s).p
 

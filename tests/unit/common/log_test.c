@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -184,6 +185,24 @@ static void test_errno_is_left_alone(void **state)
     assert_int_equal(errno, EXDEV);
 }
 
+static void test_without_a_sink_a_line_goes_to_stderr(void **state)
+{
+    (void)state;
+    int pair[2], saved = dup(2);
+    assert_int_equal(pipe(pair), 0);
+    assert_true(saved >= 0 && dup2(pair[1], 2) == 2);
+    log_set_sink(NULL, NULL);
+    log_info(NULL, "to stderr");
+    assert_int_equal(dup2(saved, 2), 2);
+    close(saved);
+    close(pair[1]);
+    ssize_t n = read(pair[0], last, sizeof(last) - 1);
+    close(pair[0]);
+    assert_true(n > 0);
+    last[n] = '\0';
+    assert_string_equal(after_time(), "level=info msg=\"to stderr\"\n");
+}
+
 static void test_level_names_are_parsed(void **state)
 {
     (void)state;
@@ -210,6 +229,7 @@ int main(void)
         T(test_json_lines_parse_and_carry_the_same_values),
         T(test_long_messages_are_cut_with_a_mark),
         T(test_errno_is_left_alone),
+        T(test_without_a_sink_a_line_goes_to_stderr),
         T(test_level_names_are_parsed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
