@@ -247,8 +247,8 @@ bool loop_core_has_deferred(const struct loop *l)
 
 bool loop_core_run_deferred(struct loop *l)
 {
-    /* A callback may run the loop itself (loop_step in a tool): what is left of the outer batch is
-     * older than the queue and goes on in order. */
+    /* In a nested step of a virtual loop, what is left of the outer batch is older and goes first.
+     */
     struct list_node *n;
     while ((n = list_first(&l->deferred))) {
         list_remove(n);
