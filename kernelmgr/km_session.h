@@ -1,7 +1,7 @@
 #pragma once
-/* The Jupyter /api/sessions object: a path bound to a kernel. Race-free: concurrent creations for one path of
- * one principal share one start (case-141). Deleting a session ends its kernel unless another session still
- * uses it (case-144). */
+/* The Jupyter /api/sessions object: a path bound to a kernel. Race-free: concurrent creations for
+ * one path of one principal share one start (case-141). Deleting a session ends its kernel unless
+ * another session still uses it (case-144). */
 #include "kernelmgr/km.h"
 
 struct km_session {
@@ -20,8 +20,8 @@ typedef void (*km_session_fn)(void *ctx, struct km_session *s, const struct err 
 /* Errors (immediate or through fn): as km_kernel_start, and -EINVAL missing path/type. */
 int km_session_create(struct km_manager *m, const char *principal, const struct km_session_req *r,
                       km_session_fn fn, void *ctx, struct km_op **ret_op, struct err *e);
-/* path/name/type at once; kernel_id: rebind (-EINVAL unknown); spec: start a new kernel. The old kernel is shut
- * down if no other session uses it. */
+/* path/name/type at once; kernel_id: rebind (-EINVAL unknown); spec: start a new kernel. The old
+ * kernel is shut down if no other session uses it. */
 int km_session_patch(struct km_manager *m, struct km_session *s, const struct km_session_req *r,
                      km_session_fn fn, void *ctx, struct km_op **ret_op, struct err *e);
 struct km_session *km_session_find(struct km_manager *m, const char *principal, const char *id);
