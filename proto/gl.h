@@ -112,6 +112,7 @@ void gl_link_consumed(struct gl_link *l, size_t n);
 void gl_link_grant(struct gl_link *l, uint32_t stream, size_t n);
 size_t gl_link_queued(const struct gl_link *l, uint32_t stream); /* bytes not yet written */
 /* The stream's kernel is gone: forget bulk messages that wait (a half-written one is finished,
- * STATE and DONE still go out), the partial message, and hand back the whole window. Bulk that still
- * comes in is thrown away until GL_KERNEL_START, or until this side sends on the stream again. */
+ * STATE and DONE still go out), the partial message, and hand back the whole window. Bulk that
+ * still comes in is thrown away until GL_KERNEL_START, or until this side sends on the stream
+ * again. */
 void gl_link_close_stream(struct gl_link *l, uint32_t stream);

@@ -370,8 +370,10 @@ void gl_link_close_stream(struct gl_link *l, uint32_t stream)
     s = &l->stream[stream];
     gl_queue_prune(&s->tx, &l->pool);
     s->want_writable = false;
-    l->out = NO_STREAM; /* a slice handed out is void */
-    l->out_len = 0;
+    if (l->out == stream) { /* the slice handed out is void */
+        l->out = NO_STREAM;
+        l->out_len = 0;
+    }
     update_ready(l, stream);
 
     in_frame =
