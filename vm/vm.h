@@ -1,10 +1,11 @@
 #pragma once
-/* Public face of vm/: sandboxes as kernelmgr/ sees them. A vm_service hands out VMs; every VM ends in
- * exactly one down() callback, after which (only) the pointer is invalid. All calls and callbacks are on
- * the loop; none blocks; a callback never comes from inside the call that caused it.
+/* Public face of vm/: sandboxes as kernelmgr/ sees them. A vm_service hands out VMs; every VM ends
+ * in exactly one down() callback, after which (only) the pointer is invalid. All calls and
+ * callbacks are on the loop; none blocks; a callback never comes from inside the call that caused
+ * it.
  *
- * The real service is vm/host.h (pools over the qemu and local backends); tests embed the same structs in
- * a fake. */
+ * The real service is vm/host.h (pools over the qemu and local backends); tests embed the same
+ * structs in a fake. */
 #include "common/err.h"
 #include "proto/gl.h"
 #include <jansson.h>
@@ -32,6 +33,9 @@ struct vm_exit {
 struct vm_timings {
     double queue_ms, spawn_ms, load_ms, resume_ms, assign_ms, total_ms;
     const char *origin; /* "parked", "deferred", "cold", "local" */
+    /* Steps of GL_RESUME as the guest reports them, whenever that was: fresh entropy, clock and
+     * identity, reseed of its kernels. */
+    double guest_entropy_ms, guest_clock_ms, guest_hooks_ms;
 };
 
 struct vm_info {
@@ -66,7 +70,8 @@ struct vm_request {
 
 struct vm;
 struct vm_ops {
-    int (*send)(struct vm *vm, enum gl_type type, uint32_t stream, const struct slice *parts, size_t n);
+    int (*send)(struct vm *vm, enum gl_type type, uint32_t stream, const struct slice *parts,
+                size_t n);
     void (*grant)(struct vm *vm, uint32_t stream, size_t n);
     size_t (*queued)(const struct vm *vm, uint32_t stream);
     void (*close_stream)(struct vm *vm, uint32_t stream);
@@ -103,12 +108,12 @@ static inline void vm_release(struct vm *vm, unsigned grace_ms)
 /* What can be started. Array and strings belong to the service and stay until templates_changed. */
 struct vm_template_desc {
     const char *name;
-    bool ready;         /* built, current and loadable */
+    bool ready;          /* built, current and loadable */
     const char *why_not; /* when not ready */
-    enum vm_tier tier;  /* that a VM of it would have on this machine now */
+    enum vm_tier tier;   /* that a VM of it would have on this machine now */
     uint64_t memory_mb, disk_mb;
     unsigned vcpus;
-    json_t *specs;      /* borrowed: as GL_SPECS: {"default":..,"kernelspecs":{..}} */
+    json_t *specs; /* borrowed: as GL_SPECS: {"default":..,"kernelspecs":{..}} */
     unsigned parked, deferred, starting, running;
 };
 struct vm_service;
