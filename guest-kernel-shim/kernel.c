@@ -1,0 +1,710 @@
+/* Life of a kernel: start, probe, operations, end. What flows through it is in kernel_io.c. */
+#include "guest-kernel-shim/kernel.h"
+#include "common/cleanup.h"
+#include "common/fs.h"
+#include "common/id.h"
+#include "common/mem.h"
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PROBE_TICK_MS 100
+#define PROBE_REPEAT 50 /* ticks without a reply before the probe is sent again */
+#define TERM_MS 1000    /* SIGTERM to SIGKILL */
+#define DRAIN_MS 500    /* reaped to "whatever is still to come will not" */
+#define INTERRUPT_REPLY_MS 5000
+#define ORPHAN_MS 500 /* after an interrupt: to SIGTERM, and from there to SIGKILL */
+#define OLD_KEY_MS 2000
+#define KERNEL_NPROC 2048
+#define KERNEL_NOFILE 65536
+#define KERNEL_OOM_ADJ 500
+#define SOCKET_PATH_MAX 107 /* sockaddr_un */
+
+static const struct sm_state states[] = {
+    [SHIM_KERNEL_NEW] = { "new", SM_TO(SHIM_KERNEL_STARTING) | SM_TO(SHIM_KERNEL_EXITED) },
+    [SHIM_KERNEL_STARTING] = { "starting",
+                               SM_TO(SHIM_KERNEL_RUNNING) | SM_TO(SHIM_KERNEL_STOPPING) |
+                                   SM_TO(SHIM_KERNEL_DRAINING) | SM_TO(SHIM_KERNEL_EXITED) },
+    [SHIM_KERNEL_RUNNING] = { "running",
+                              SM_TO(SHIM_KERNEL_STOPPING) | SM_TO(SHIM_KERNEL_DRAINING) },
+    [SHIM_KERNEL_STOPPING] = { "stopping", SM_TO(SHIM_KERNEL_DRAINING) },
+    [SHIM_KERNEL_DRAINING] = { "draining", SM_TO(SHIM_KERNEL_EXITED) },
+    [SHIM_KERNEL_EXITED] = { "exited", SM_TO(SHIM_KERNEL_STARTING) },
+};
+const struct sm_def shim_kernel_sm = { "shim_kernel", states, 6 };
+
+struct pending_op {
+    struct list_node link; /* shim_kernel::pending */
+    enum shim_op op;
+    uint64_t id;
+};
+
+/* ---- pure parts ---- */
+
+int shim_op_parse(const char *s, enum shim_op *ret)
+{
+    static const char *const names[] = { "interrupt", "restart", "stop", "kill" };
+
+    for (unsigned i = 0; s && i < 4; i++) {
+        if (strcmp(s, names[i]) == 0) {
+            *ret = (enum shim_op)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+struct shim_exit shim_exit_of(enum shim_kernel_state s, int status, bool oom)
+{
+    struct shim_exit x = { .reason = "exit", .code = -1, .signal = -1 };
+
+    if (WIFEXITED(status))
+        x.code = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) {
+        x.signal = WTERMSIG(status);
+        x.reason = "signal";
+    }
+    if (s == SHIM_KERNEL_STOPPING)
+        x.reason = "stopped";
+    else if (oom && x.signal == SIGKILL)
+        x.reason = "oom";
+    else if (s == SHIM_KERNEL_STARTING)
+        x.reason = "start_failed";
+    return x;
+}
+
+/* ---- object ---- */
+
+struct shim_kernel *shim_kernel_new(struct shim_host *h, uint32_t stream)
+{
+    struct shim_kernel *k = xnew(struct shim_kernel);
+    char text[16];
+
+    k->host = h;
+    k->stream = stream;
+    sm_init(&k->sm, &shim_kernel_sm, SHIM_KERNEL_NEW);
+    snprintf(text, sizeof(text), "%u", stream);
+    log_ctx_init(&k->log, &h->log);
+    log_ctx_add(&k->log, "stream", text);
+    k->out_fd[0] = k->out_fd[1] = -1;
+    k->hook.fd = -1;
+    k->env = json_object();
+    buf_init(&k->tail, 2 * SHIM_TAIL_MAX);
+    for (int c = 0; c < JP_CHANNELS; c++)
+        list_init(&k->inbox[c]);
+    list_init(&k->outbox);
+    list_init(&k->pending);
+    return k;
+}
+
+bool shim_kernel_alive(const struct shim_kernel *k)
+{
+    return k->pid > 0;
+}
+
+static void signal_group(struct shim_kernel *k, int sig)
+{
+    if (k->pid > 0)
+        kill(-k->pid, sig);
+}
+
+/* Everything below the kernel, whatever group it put itself into. */
+static void kill_tree(struct shim_kernel *k)
+{
+    struct shim_proc *p = xcalloc(SHIM_PROCS_MAX, sizeof(*p));
+    size_t n = k->pid > 0 ? shim_procs_descendants(k->pid, p, SHIM_PROCS_MAX) : 0;
+
+    signal_group(k, SIGKILL);
+    for (size_t i = 0; i < n; i++)
+        kill(p[i].pid, SIGKILL);
+    free(p);
+}
+
+static void stop_timers(struct shim_kernel *k)
+{
+    shim_timer_stop(&k->timer);
+    shim_timer_stop(&k->key_timer);
+    shim_timer_stop(&k->interrupt_timer);
+    shim_timer_stop(&k->orphan_timer);
+    free(k->orphans);
+    k->orphans = NULL;
+    k->n_orphans = 0;
+}
+
+static void end_process_state(struct shim_kernel *k)
+{
+    stop_timers(k);
+    shim_kernel_close_io(k);
+    shim_kernel_request_done(k, "the kernel has ended");
+    shim_kernel_interrupted(k, "the kernel has ended");
+    if (k->dir[0])
+        fs_rm_rf(k->dir, NULL);
+    k->dir[0] = '\0';
+    k->busy = false;
+}
+
+void shim_kernel_free(struct shim_kernel *k)
+{
+    struct list_node *n;
+
+    if (!k)
+        return;
+    kill_tree(k);
+    end_process_state(k);
+    shim_kernel_drop_inbox(k);
+    while ((n = list_first(&k->pending))) {
+        list_remove(n);
+        free(list_entry(n, struct pending_op, link));
+    }
+    json_decref(k->env);
+    free(k->cwd);
+    free(k->info);
+    buf_fini(&k->tail);
+    buf_fini(&k->request.error);
+    free(k);
+}
+
+/* ---- operations that wait ---- */
+
+static void op_wait(struct shim_kernel *k, enum shim_op op, uint64_t id)
+{
+    struct pending_op *p = xnew(struct pending_op);
+
+    p->op = op;
+    p->id = id;
+    list_push_back(&k->pending, &p->link);
+}
+
+/* Answer all waiting operations of the kinds in `ops` (bit = 1 << op). */
+static void ops_done(struct shim_kernel *k, unsigned ops, const char *error)
+{
+    LIST_FOR_EACH_SAFE (&k->pending, n) {
+        struct pending_op *p = list_entry(n, struct pending_op, link);
+        uint64_t id = p->id;
+
+        if (!(ops & 1u << p->op))
+            continue;
+        list_remove(n);
+        free(p);
+        k->host->ops->done(k->host->ctx, k, id, error);
+    }
+}
+
+#define OPS_RESTART (1u << SHIM_OP_RESTART)
+#define OPS_END (1u << SHIM_OP_STOP | 1u << SHIM_OP_KILL)
+
+/* ---- start ---- */
+
+struct launch {
+    char **argv;
+    struct shim_environ env;
+    char program[512];
+    int out_w[2], hook_fd; /* the child's ends */
+};
+
+static void launch_fini(struct launch *l)
+{
+    for (char **p = l->argv; p && *p; p++)
+        free(*p);
+    free(l->argv);
+    shim_environ_fini(&l->env);
+    closep(&l->out_w[0]);
+    closep(&l->out_w[1]);
+    closep(&l->hook_fd);
+}
+
+static bool wants_hook(const struct shim_kernel *k, char *const *argv)
+{
+    CLEANUP(freep) char *file = NULL;
+
+    if (!k->host->hook_dir[0] || strcasecmp(k->spec->language, "python") != 0 ||
+        !shim_argv_is_ipykernel(argv))
+        return false;
+    file = fs_join(k->host->hook_dir, "cellvisor_hook.py");
+    return fs_exists(file);
+}
+
+static void build_argv(struct shim_kernel *k, struct launch *l, const char *connection_file)
+{
+    const struct shim_subst subst[] = {
+        { "connection_file", connection_file },
+        { "resource_dir", k->spec->dir },
+        { "prefix", k->spec->prefix },
+    };
+    json_t *argv = json_object_get(k->spec->json, "argv"), *v;
+    size_t i;
+
+    l->argv = xcalloc(json_array_size(argv) + 2, sizeof(*l->argv));
+    json_array_foreach(argv, i, v) l->argv[i] = shim_substitute(json_string_value(v), subst, 3);
+    k->hooked = wants_hook(k, l->argv);
+    if (k->hooked)
+        l->argv[i] = xstrdup("--IPKernelApp.extra_extensions=cellvisor_hook");
+}
+
+static void build_env(struct shim_kernel *k, struct launch *l)
+{
+    struct shim_host *h = k->host;
+    const char *key;
+    json_t *v;
+
+    shim_environ_init(&l->env);
+    for (size_t i = 0; i < h->env.n; i++) {
+        char *eq = strchr(h->env.vars[i], '=');
+        CLEANUP(freep) char *name = xstrndup(h->env.vars[i], (size_t)(eq - h->env.vars[i]));
+        shim_environ_set(&l->env, name, eq + 1);
+    }
+    json_object_foreach(json_object_get(k->spec->json, "env"), key, v)
+    {
+        CLEANUP(freep) char *text = shim_environ_expand(&l->env, json_string_value(v));
+        shim_environ_set(&l->env, key, text);
+    }
+    json_object_foreach(k->env, key, v)
+    {
+        if (json_is_string(v) && *key && !strchr(key, '='))
+            shim_environ_set(&l->env, key, json_string_value(v));
+    }
+    /* A kernel that believes its parent died ends itself. */
+    shim_environ_unset(&l->env, "JPY_PARENT_PID");
+    if (k->hooked) {
+        const char *old = shim_environ_get(&l->env, "PYTHONPATH");
+        CLEANUP(freep)
+        char *path = xasprintf("%s%s%s", h->hook_dir, old && *old ? ":" : "", old ? old : "");
+        shim_environ_set(&l->env, "PYTHONPATH", path);
+        shim_environ_set(&l->env, "CELLVISOR_HOOK_FD", "3");
+        shim_environ_set(&l->env, "CELLVISOR_OUT_FDS", "4,5");
+    }
+}
+
+/* "python" is not always there, and a spec of a virtual environment means that one's Python. */
+static int find_program(struct shim_kernel *k, struct launch *l, struct err *e)
+{
+    const char *name = l->argv[0], *path = shim_environ_get(&l->env, "PATH");
+    CLEANUP(freep) char *own = xasprintf("%s/bin/%s", k->spec->prefix, name);
+
+    if (strncmp(name, "python", 6) == 0 && !strchr(name, '/')) {
+        if (shim_find_program(own, NULL, l->program, sizeof(l->program)) == 0)
+            return 0;
+        if (shim_find_program(name, path, l->program, sizeof(l->program)) == 0)
+            return 0;
+        name = "python3";
+    }
+    if (shim_find_program(name, path, l->program, sizeof(l->program)) == 0)
+        return 0;
+    return err_set(e, -ENOENT, "kernelspec \"%s\": program \"%s\" not found in PATH (%s)",
+                   k->spec->name, name, path ? path : "empty");
+}
+
+/* A folder of its own for sockets and connection file, owned by the kernel's user. */
+static int make_dir(struct shim_kernel *k, char *ret_file, size_t size, struct err *e)
+{
+    struct shim_host *h = k->host;
+    CLEANUP(freep) char *ip = NULL, *text = NULL;
+    uint8_t key[SHIM_KEY_LEN / 2];
+
+    k->generation++;
+    snprintf(k->dir, sizeof(k->dir), "%s/k%u-%u", h->run_dir, k->stream, k->generation);
+    fs_rm_rf(k->dir, NULL);
+    if (strlen(k->dir) + strlen("/s-5") > SOCKET_PATH_MAX)
+        return err_set(e, -ENAMETOOLONG, "%s is too long for unix sockets: use a shorter --run-dir",
+                       k->dir);
+    if (mkdir(k->dir, 0700) < 0)
+        return err_errno(e, errno, "mkdir %s", k->dir);
+    id_random(key, sizeof(key));
+    id_hex(k->key, key, sizeof(key));
+    id_uuid4(k->session);
+    ip = xasprintf("%s/s", k->dir);
+    text = shim_connection_json(ip, k->key, k->spec->name);
+    snprintf(ret_file, size, "%s/connection.json", k->dir);
+    if (fs_write_atomic(ret_file, slice_str(text), 0600, e) < 0)
+        return e ? e->code : -EIO;
+    if (h->user.uid && (chown(k->dir, h->user.uid, h->user.gid) < 0 ||
+                        chown(ret_file, h->user.uid, h->user.gid) < 0))
+        return err_errno(e, errno, "chown %s", k->dir);
+    return 0;
+}
+
+static int make_pipes(struct shim_kernel *k, struct launch *l, struct err *e)
+{
+    for (int i = 0; i < 2; i++) {
+        int p[2];
+
+        if (pipe2(p, O_CLOEXEC) < 0)
+            return err_errno(e, errno, "pipe");
+        k->out_fd[i] = p[0];
+        l->out_w[i] = p[1];
+    }
+    if (k->hooked)
+        return shim_hook_open(&k->hook, &k->host->loop, NULL, k, &l->hook_fd, e);
+    return 0;
+}
+
+static int launch(struct shim_kernel *k, struct err *e)
+{
+    struct shim_host *h = k->host;
+    CLEANUP(launch_fini) struct launch l = { .out_w = { -1, -1 }, .hook_fd = -1 };
+    const struct shim_limit limits[] = { { RLIMIT_CORE, 0 },
+                                         { RLIMIT_NOFILE, KERNEL_NOFILE },
+                                         { RLIMIT_NPROC, KERNEL_NPROC } };
+    char file[160];
+    struct shim_child c = {
+        .user = &h->user,
+        .cwd = k->cwd ? k->cwd : h->cwd,
+        .limits = limits,
+        .n_limits = h->vm ? 3 : 1,
+        .oom_score_adj = h->vm ? KERNEL_OOM_ADJ : 0,
+        .die_with_parent = !h->vm,
+        .cgroup_procs = h->vm ? "/sys/fs/cgroup/kernels/cgroup.procs" : NULL,
+    };
+    int r;
+
+    if ((r = make_dir(k, file, sizeof(file), e)) < 0)
+        return r;
+    build_argv(k, &l, file);
+    build_env(k, &l);
+    if ((r = find_program(k, &l, e)) < 0 || (r = make_pipes(k, &l, e)) < 0 ||
+        (r = shim_kernel_open_io(k, e)) < 0)
+        return r;
+    free(l.argv[0]);
+    l.argv[0] = xstrdup(l.program);
+    c.argv = l.argv;
+    c.env = l.env.vars;
+    c.n_fds = k->hooked ? 6 : 3;
+    c.fds[0] = -1;
+    c.fds[1] = l.out_w[0];
+    c.fds[2] = l.out_w[1];
+    c.fds[3] = l.hook_fd;
+    c.fds[4] = k->out_fd[0];
+    c.fds[5] = k->out_fd[1];
+    return shim_spawn(&c, &k->pid, e);
+}
+
+static void on_probe_tick(void *ctx)
+{
+    struct shim_kernel *k = ctx;
+    struct shim_request *r = &k->request;
+
+    if (shim_now_ms() >= k->deadline_ms) {
+        char text[128];
+        int n = snprintf(text, sizeof(text),
+                         "\nthe kernel did not answer within %" PRIu64 " s and was ended",
+                         (k->deadline_ms - k->started_ms) / 1000);
+
+        log_warn(&k->log, "%s", text + 1);
+        buf_append(&k->tail, text, (size_t)n);
+        kill_tree(k); /* SIGCHLD reports it: start_failed */
+        return;
+    }
+    k->stage++;
+    if (r->replied || k->stage % PROBE_REPEAT == 0)
+        shim_kernel_probe(k);
+    shim_timer_start(&k->host->loop, &k->timer, PROBE_TICK_MS, on_probe_tick, k);
+}
+
+static void start_failed(struct shim_kernel *k, const struct err *e)
+{
+    log_warn(&k->log, "kernel does not start: %s", e->msg);
+    buf_clear(&k->tail);
+    buf_append_str(&k->tail, e->msg);
+    k->exit = (struct shim_exit) { .reason = "start_failed", .code = -1, .signal = -1 };
+    end_process_state(k);
+    sm_move(&k->sm, SHIM_KERNEL_EXITED);
+    k->host->ops->state(k->host->ctx, k);
+    shim_kernel_drop_inbox(k);
+    ops_done(k, OPS_RESTART, e->msg);
+    ops_done(k, OPS_END, NULL);
+}
+
+static void start_process(struct shim_kernel *k)
+{
+    struct err e = { 0 };
+
+    buf_clear(&k->tail);
+    free(k->info);
+    k->info = NULL;
+    k->restart = k->drain_forced = k->busy = false;
+    k->stage = 0;
+    k->started_ms = shim_now_ms();
+    k->deadline_ms = k->started_ms + k->host->start_timeout_ms;
+    sm_move(&k->sm, SHIM_KERNEL_STARTING);
+    if (launch(k, &e) < 0) {
+        start_failed(k, &e);
+        return;
+    }
+    log_info(&k->log, "kernel \"%s\" started, pid %d%s", k->spec->name, (int)k->pid,
+             k->hooked ? ", with hook" : "");
+    k->host->ops->state(k->host->ctx, k);
+    shim_kernel_probe(k);
+    shim_timer_start(&k->host->loop, &k->timer, PROBE_TICK_MS, on_probe_tick, k);
+}
+
+void shim_kernel_set_env(struct shim_kernel *k, json_t *env, const char *cwd)
+{
+    if (env)
+        json_object_update(k->env, env);
+    if (cwd) {
+        free(k->cwd);
+        k->cwd = xstrdup(cwd);
+    }
+}
+
+void shim_kernel_start(struct shim_kernel *k, const struct shim_spec *spec, json_t *env,
+                       const char *cwd)
+{
+    assert(!shim_kernel_alive(k));
+    k->spec = spec;
+    log_ctx_add(&k->log, "spec", spec->name);
+    shim_kernel_set_env(k, env, cwd);
+    start_process(k);
+}
+
+void shim_kernel_running(struct shim_kernel *k)
+{
+    shim_timer_stop(&k->timer);
+    sm_move(&k->sm, SHIM_KERNEL_RUNNING);
+    log_info(&k->log, "kernel runs after %" PRIu64 " ms", shim_now_ms() - k->started_ms);
+    k->host->ops->state(k->host->ctx, k);
+    ops_done(k, OPS_RESTART, NULL);
+}
+
+/* ---- end ---- */
+
+static void stop_step(void *ctx)
+{
+    struct shim_kernel *k = ctx;
+
+    switch (k->stage++) {
+    case 0:
+        signal_group(k, SIGTERM);
+        shim_timer_start(&k->host->loop, &k->timer, TERM_MS, stop_step, k);
+        break;
+    default:
+        kill_tree(k);
+        break;
+    }
+}
+
+/* Ask it to end, then insist. A kernel that is busy is interrupted first, as jupyter_client does:
+ * it would not look at the request otherwise. */
+static void begin_stop(struct shim_kernel *k, bool restart, bool now)
+{
+    bool running = k->sm.state == SHIM_KERNEL_RUNNING;
+
+    shim_kernel_drop_inbox(k);
+    if (!sm_can(&k->sm, SHIM_KERNEL_STOPPING)) {
+        if (now)
+            kill_tree(k);
+        return;
+    }
+    sm_move(&k->sm, SHIM_KERNEL_STOPPING);
+    k->stage = 0;
+    if (now) {
+        kill_tree(k);
+        return;
+    }
+    if (!running) {
+        stop_step(k);
+        return;
+    }
+    if (k->busy)
+        signal_group(k, SIGINT);
+    shim_kernel_send_own(k, JP_CONTROL, "shutdown_request",
+                         restart ? "{\"restart\":true}" : "{\"restart\":false}", NULL);
+    shim_timer_start(&k->host->loop, &k->timer, k->host->grace_ms, stop_step, k);
+}
+
+static void on_drain_timer(void *ctx)
+{
+    struct shim_kernel *k = ctx;
+
+    k->drain_forced = true;
+    shim_kernel_pump(k);
+}
+
+void shim_kernel_reaped(struct shim_kernel *k, int wait_status)
+{
+    enum shim_kernel_state s = (enum shim_kernel_state)k->sm.state;
+    bool oom = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL &&
+               shim_oom_was(&k->host->oom, k->pid);
+
+    k->exit = shim_exit_of(s, wait_status, oom);
+    log_info(&k->log, "kernel ended: %s, code %d, signal %d", k->exit.reason, k->exit.code,
+             k->exit.signal);
+    kill(-k->pid, SIGKILL); /* what it left behind in its group */
+    k->pid = 0;
+    shim_timer_stop(&k->timer);
+    shim_timer_stop(&k->orphan_timer);
+    sm_move(&k->sm, SHIM_KERNEL_DRAINING);
+    shim_timer_start(&k->host->loop, &k->timer, DRAIN_MS, on_drain_timer, k);
+    shim_kernel_pump(k);
+}
+
+void shim_kernel_finish(struct shim_kernel *k)
+{
+    const char *died = "the kernel ended while it was starting";
+
+    end_process_state(k);
+    sm_move(&k->sm, SHIM_KERNEL_EXITED);
+    if (k->restart) {
+        ops_done(k, OPS_END, NULL); /* none by rule, but an answer is owed in any case */
+        start_process(k);
+        return;
+    }
+    k->host->ops->state(k->host->ctx, k);
+    shim_kernel_drop_inbox(k);
+    ops_done(k, OPS_RESTART, died);
+    ops_done(k, OPS_END, NULL);
+}
+
+/* ---- interrupt ---- */
+
+void shim_kernel_interrupted(struct shim_kernel *k, const char *error)
+{
+    if (!k->interrupt_id)
+        return;
+    free(k->interrupt_id);
+    k->interrupt_id = NULL;
+    shim_timer_stop(&k->interrupt_timer);
+    k->host->ops->done(k->host->ctx, k, k->interrupt_op, error);
+}
+
+static void on_interrupt_timeout(void *ctx)
+{
+    shim_kernel_interrupted(ctx, "the kernel did not answer interrupt_request within 5 s");
+}
+
+/* Processes that the interrupted cell had started and that are now orphans in the kernel's group
+ * (a shell's background jobs ignore SIGINT): nobody waits for them any more. Daemons that the user
+ * detached on purpose left the group, and what was an orphan before is not in the list. */
+static void on_orphan_timer(void *ctx)
+{
+    struct shim_kernel *k = ctx;
+    int sig = k->orphan_round++ == 0 ? SIGTERM : SIGKILL;
+    bool any = false;
+
+    for (size_t i = 0; i < k->n_orphans; i++) {
+        struct shim_proc now;
+        const struct shim_proc *was = &k->orphans[i];
+
+        if (!shim_procs_get(was->pid, &now) || now.start != was->start || now.pgrp != k->pid ||
+            now.ppid != getpid())
+            continue;
+        kill(now.pid, sig);
+        any = true;
+    }
+    if (any && sig == SIGTERM)
+        shim_timer_start(&k->host->loop, &k->orphan_timer, ORPHAN_MS, on_orphan_timer, k);
+}
+
+static void interrupt_by_signal(struct shim_kernel *k)
+{
+    free(k->orphans);
+    k->orphans = xcalloc(SHIM_PROCS_MAX, sizeof(*k->orphans));
+    k->n_orphans = shim_procs_descendants(k->pid, k->orphans, SHIM_PROCS_MAX);
+    k->orphan_round = 0;
+    signal_group(k, SIGINT);
+    for (size_t i = 0; i < k->n_orphans; i++)
+        if (k->orphans[i].pgrp != k->pid)
+            kill(k->orphans[i].pid, SIGINT);
+    if (k->n_orphans)
+        shim_timer_start(&k->host->loop, &k->orphan_timer, ORPHAN_MS, on_orphan_timer, k);
+}
+
+static void op_interrupt(struct shim_kernel *k, uint64_t id)
+{
+    struct shim_host *h = k->host;
+
+    if (k->sm.state != SHIM_KERNEL_RUNNING) {
+        h->ops->done(h->ctx, k, id, "the kernel is not running");
+    } else if (!k->spec->interrupt_by_message) {
+        interrupt_by_signal(k);
+        h->ops->done(h->ctx, k, id, NULL);
+    } else if (k->interrupt_id) {
+        h->ops->done(h->ctx, k, id, "an interrupt is already under way");
+    } else {
+        k->interrupt_op = id;
+        shim_kernel_send_own(k, JP_CONTROL, "interrupt_request", "{}", &k->interrupt_id);
+        shim_timer_start(&h->loop, &k->interrupt_timer, INTERRUPT_REPLY_MS, on_interrupt_timeout,
+                         k);
+    }
+}
+
+void shim_kernel_op(struct shim_kernel *k, enum shim_op op, uint64_t id)
+{
+    struct shim_host *h = k->host;
+    bool ended = k->sm.state == SHIM_KERNEL_EXITED || k->sm.state == SHIM_KERNEL_NEW;
+
+    switch (op) {
+    case SHIM_OP_INTERRUPT:
+        op_interrupt(k, id);
+        return;
+    case SHIM_OP_RESTART:
+        if (!k->spec) {
+            h->ops->done(h->ctx, k, id, "no kernel was ever started on this stream");
+            return;
+        }
+        op_wait(k, op, id);
+        if (ended) {
+            start_process(k);
+        } else {
+            k->restart = true;
+            begin_stop(k, true, false);
+        }
+        return;
+    case SHIM_OP_STOP:
+    case SHIM_OP_KILL:
+        if (ended) {
+            h->ops->done(h->ctx, k, id, NULL);
+            return;
+        }
+        op_wait(k, op, id);
+        if (k->restart) {
+            k->restart = false;
+            ops_done(k, OPS_RESTART, "the kernel was stopped");
+        }
+        begin_stop(k, false, op == SHIM_OP_KILL);
+        return;
+    }
+}
+
+/* ---- reseed ---- */
+
+static void on_old_key(void *ctx)
+{
+    struct shim_kernel *k = ctx;
+
+    if (k->zmq)
+        shim_zmq_forget_key(k->zmq);
+}
+
+void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx)
+{
+    CLEANUP(freep) char *file = xasprintf("%s/connection.json", k->dir);
+    uint8_t seed[64], key[SHIM_KEY_LEN / 2];
+    char seed_hex[129], key_hex[SHIM_KEY_LEN + 1], session[ID_UUID_LEN + 1];
+
+    id_random(seed, sizeof(seed));
+    id_hex(seed_hex, seed, sizeof(seed));
+    id_random(key, sizeof(key));
+    id_hex(key_hex, key, sizeof(key));
+    id_uuid4(session);
+    if (!shim_hook_ready(&k->hook)) {
+        fn(ctx, "the kernel has no hook");
+        return;
+    }
+    shim_zmq_rekey(k->zmq, slice_str(key_hex));
+    snprintf(k->key, sizeof(k->key), "%s", key_hex);
+    shim_timer_start(&k->host->loop, &k->key_timer, OLD_KEY_MS, on_old_key, k);
+    shim_hook_call(&k->hook,
+                   json_pack("{s:s, s:{s:s, s:s, s:s}}", "reseed", seed_hex, "rekey", "session",
+                             session, "key", key_hex, "file", file),
+                   fn, ctx);
+}

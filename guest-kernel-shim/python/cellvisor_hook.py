@@ -1,0 +1,302 @@
+"""Cellvisor's hook inside a Python kernel: an IPython extension that the shim adds to ipykernel's
+command line (--IPKernelApp.extra_extensions=cellvisor_hook). Plain kernels work without it.
+
+One daemon thread waits on inherited descriptors: a socket for commands of the shim
+(CELLVISOR_HOOK_FD; one JSON line each way, see guest-kernel-shim/hook.h) and the pipes behind
+descriptors 1 and 2 (CELLVISOR_OUT_FDS), whose bytes become stream output of the running cell. The
+shim holds the same pipes and takes what is left in them when the process dies.
+
+Start-up under emulation is twenty times slower than on metal: import nothing that ipykernel has
+not already imported. Private attributes of ipykernel are used only behind getattr, so that another
+version loses a feature and not its life.
+"""
+
+import codecs
+import json
+import os
+import select
+import sys
+import threading
+
+
+class Hook:
+    def __init__(self, shell, command_fd, out_fds):
+        self.shell = shell
+        self.kernel = shell.kernel
+        self.fd = command_fd
+        self.lock = threading.Lock()
+        self.pipes = {}  # descriptor -> (decoder, stream)
+        os.set_inheritable(command_fd, False)
+        for fd in out_fds:
+            os.set_inheritable(fd, False)
+        self.streams = [sys.stdout, sys.stderr]
+        self.capture = False
+        if len(out_fds) == 2 and all(hasattr(s, "pub_thread") for s in self.streams):
+            self.capture_descriptors(out_fds)
+            self.keep_order(*self.streams)
+            self.keep_order(*reversed(self.streams))
+        self.last_writer = None
+        self.never_drop()
+        self.pack_anything()
+        self.inline_figures()
+
+    # ---- output ----
+
+    def capture_descriptors(self, out_fds):
+        """Take over from ipykernel's own watcher threads, which tear characters that arrive in
+        two reads and lose what they hold when the process dies."""
+        for number, (stream, fd) in enumerate(zip(self.streams, out_fds), start=1):
+            copy = getattr(stream, "_original_stdstream_copy", None)
+            if copy is not None:
+                os.dup2(copy, number)  # back to the shim's pipe; the watcher never wakes again
+                stream._should_watch = False  # else close() would wait for the watcher
+            else:
+                stream.fileno = lambda number=number: number
+            stream.echo = None  # would come back as a second copy
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self.pipes[fd] = (decoder, stream)
+        self.capture = True
+        # What a cell's children wrote must be out before the cell's reply.
+        self.shell.events.register("post_execute", self.drain)
+
+    def drain(self):
+        with self.lock:
+            for fd, (decoder, stream) in self.pipes.items():
+                for _ in range(64):
+                    try:
+                        data = os.read(fd, 65536)
+                    except OSError:
+                        break
+                    if not data:
+                        break
+                    text = decoder.decode(data)
+                    if text:
+                        stream.write(text)
+
+    def keep_order(self, stream, other):
+        """Text written to one stream goes out before later text of the other."""
+        write = stream.write
+
+        def ordered(text):
+            if self.last_writer is not stream:
+                self.last_writer = stream
+                if getattr(other, "_flush_pending", False):
+                    other.flush()
+            return write(text)
+
+        stream.write = ordered
+
+    def never_drop(self):
+        """A publisher at its high-water mark drops silently: make it wait instead."""
+        try:
+            import zmq
+
+            thread = self.kernel.iopub_thread
+            socket = thread.socket
+
+            def set_option():
+                try:
+                    socket.setsockopt(zmq.XPUB_NODROP, 1)
+                except Exception:
+                    socket.setsockopt(zmq.SNDHWM, 0)
+
+            thread.schedule(set_option)
+        except Exception as error:
+            self.complain("iopub keeps its high-water mark", error)
+
+    def pack_anything(self):
+        """Lone surrogates (undecodable file names) must not lose a message."""
+        session = self.kernel.session
+        pack = session.pack
+
+        def safe_pack(obj):
+            try:
+                data = pack(obj)
+                if isinstance(data, str):
+                    data = data.encode("utf-8")
+                if not data.isascii():
+                    data.decode("utf-8")
+                return data
+            except UnicodeError:
+                pass
+            except TypeError as error:  # another packer's way to say so
+                if "surrogate" not in str(error) and "UTF-8" not in str(error):
+                    raise
+            return json.dumps(replace_surrogates(obj), default=str).encode("utf-8")
+
+        try:
+            session.pack = safe_pack
+        except Exception as error:
+            self.complain("surrogates stay as they are", error)
+
+    def inline_figures(self):
+        """Figures show without a magic, also when pyplot is first imported inside a style context
+        (whose exit would restore the setting that the import made)."""
+        if os.environ.get("MPLBACKEND", "").startswith("module://") or not os.environ.get("MPLBACKEND"):
+            sys.meta_path.insert(0, PyplotFinder())
+
+    # ---- commands ----
+
+    def start(self):
+        self.send({"hook": 1, "capture": self.capture})
+        thread = threading.Thread(target=self.run, name="cellvisor-hook", daemon=True)
+        thread.pydev_do_not_trace = True
+        thread.is_pydev_daemon_thread = True
+        thread.start()
+
+    def run(self):
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        for fd in self.pipes:
+            poll.register(fd, select.POLLIN)
+        pid = os.getpid()
+        pending = b""
+        while os.getpid() == pid:
+            ready = dict(poll.poll())
+            if any(fd in ready for fd in self.pipes):
+                try:
+                    self.drain()
+                except Exception as error:
+                    self.complain("output of descriptors 1 and 2", error)
+            for fd in self.pipes:
+                if ready.get(fd, 0) & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                    poll.unregister(fd)
+            if self.fd in ready:
+                data = os.read(self.fd, 65536)
+                if not data:
+                    return  # the shim is gone
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self.send(self.answer(line))
+
+    def send(self, obj):
+        data = json.dumps(obj).encode("ascii") + b"\n"
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def answer(self, line):
+        try:
+            command = json.loads(line)
+            for name in ("reseed", "rekey", "env", "cwd", "gc"):
+                if command.get(name) is not None:
+                    getattr(self, "do_" + name)(command[name])
+            return {"ok": True}
+        except BaseException as error:
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+
+    def do_reseed(self, entropy):
+        reseed(bytes.fromhex(entropy))
+
+    def do_rekey(self, new):
+        session = self.kernel.session
+        session.session = new["session"]
+        session.key = new["key"].encode("ascii")
+        self.kernel.ident = new["session"]
+        path = new.get("file")
+        if path:
+            with open(path, "r+") as file:
+                info = json.load(file)
+                info["key"] = new["key"]
+                file.seek(0)
+                json.dump(info, file, indent=2)
+                file.truncate()
+
+    def do_env(self, env):
+        os.environ.update(env)
+
+    def do_cwd(self, path):
+        os.chdir(path)
+
+    def do_gc(self, _):
+        import gc
+
+        gc.collect()
+        gc.freeze()  # collections of the clones leave these pages alone
+
+    def complain(self, what, error):
+        try:
+            print(f"cellvisor_hook: {what}: {error!r}", file=sys.__stderr__, flush=True)
+        except Exception:
+            pass
+
+
+def replace_surrogates(obj):
+    if isinstance(obj, str):
+        return obj.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(obj, dict):
+        return {replace_surrogates(k): replace_surrogates(v) for k, v in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [replace_surrogates(v) for v in obj]
+    return obj
+
+
+def reseed(seed):
+    """New state for every generator that was seeded before the snapshot. What draws from the
+    operating system (secrets, uuid4, os.urandom) needs nothing: the guest's kernel was reseeded."""
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed(seed)
+    if "numpy.random" in modules:
+        words = [int.from_bytes(seed[i : i + 4], "little") for i in range(0, len(seed), 4)]
+        modules["numpy.random"].seed(words)
+    if "ssl" in modules:
+        modules["ssl"].RAND_add(seed, float(len(seed)))
+    if "tempfile" in modules:
+        modules["tempfile"]._name_sequence = None
+    if "uuid" in modules:
+        modules["uuid"]._node = None
+        modules["uuid"]._last_timestamp = None
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "torch" in modules:
+        modules["torch"].manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+
+
+class PyplotFinder:
+    """Notices the first import of matplotlib.pyplot, then removes itself."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "matplotlib.pyplot":
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                choose_inline(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def choose_inline(pyplot):
+    """Resolve the backend now, and make it what style contexts restore."""
+    try:
+        pyplot.get_backend() if hasattr(pyplot, "get_backend") else None
+        pyplot.switch_backend(pyplot.rcParams["backend"])
+        from matplotlib_inline.config import InlineBackend  # noqa: F401 (its import registers)
+    except Exception:
+        pass  # the user's first figure reports what is wrong
+
+
+def load_ipython_extension(shell):
+    command_fd = os.environ.pop("CELLVISOR_HOOK_FD", None)
+    out_fds = os.environ.pop("CELLVISOR_OUT_FDS", "")
+    forget_path(os.path.dirname(os.path.abspath(__file__)))
+    if command_fd is None or getattr(shell, "kernel", None) is None:
+        return
+    Hook(shell, int(command_fd), [int(fd) for fd in out_fds.split(",") if fd]).start()
+
+
+def forget_path(folder):
+    """The shim's folder was on PYTHONPATH for this import only."""
+    sys.path[:] = [p for p in sys.path if p != folder]
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != folder]
+    if rest:
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
