@@ -29,10 +29,6 @@
 static const char machine[] =
     "q35,memory-backend=mem0,vmport=off,smm=off,hpet=off,sata=off,smbus=off,"
     "usb=off,graphics=off,i8042=off,dump-guest-core=off,mem-merge=off";
-static const char sandbox[] =
-    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-static const char cpu_kvm[] = "host,-arch-capabilities";
-static const char cpu_tcg[] = "max";
 
 /* The same for the template and all clones, in this order. */
 static const char *const devices[] = {
@@ -89,7 +85,7 @@ void vm_qemu_args(const struct vm_qemu_spec *s, struct vm_qemu_args *a)
              : s->kernel ? TB_MB_BOOT
                          : TB_MB_CLONE);
     add(a, "-cpu");
-    add(a, kvm ? cpu_kvm : cpu_tcg);
+    add(a, kvm ? VM_QEMU_CPU_KVM : VM_QEMU_CPU_TCG);
     add(a, "-m");
     addf(a, "%" PRIu64, s->memory_mb);
     add(a, "-smp");
@@ -105,7 +101,7 @@ void vm_qemu_args(const struct vm_qemu_spec *s, struct vm_qemu_args *a)
     add(a, "none");
     add(a, "-no-reboot");
     add(a, "-sandbox");
-    add(a, sandbox);
+    add(a, VM_QEMU_SANDBOX);
     for (size_t i = 0; i < sizeof(devices) / sizeof(*devices); i++)
         add(a, devices[i]);
     if (s->kernel) {
@@ -215,8 +211,8 @@ int vm_qemu_fingerprint(const struct vm_qemu_spec *spec, char ret[65], struct er
         return r;
     buf_init(&b, 64u << 10);
     r = buf_printf(&b, "1\n%s\n%s\n%s\n%s\n%" PRIu64 "\n%u\n", version, machine,
-                   vm_accel_name(spec->accel), kvm ? cpu_kvm : cpu_tcg, spec->memory_mb,
-                   spec->vcpus);
+                   vm_accel_name(spec->accel), kvm ? VM_QEMU_CPU_KVM : VM_QEMU_CPU_TCG,
+                   spec->memory_mb, spec->vcpus);
     for (size_t i = 0; r == 0 && i < sizeof(devices) / sizeof(*devices); i++)
         r = buf_printf(&b, "%s\n", devices[i]);
     if (r == 0)

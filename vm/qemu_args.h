@@ -15,6 +15,9 @@ enum vm_qemu_fd {
 };
 #define VM_QEMU_PROGRAM "qemu-system-x86_64"
 #define VM_QEMU_ARGS_MAX 96
+#define VM_QEMU_SANDBOX "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+#define VM_QEMU_CPU_KVM "host,-arch-capabilities"
+#define VM_QEMU_CPU_TCG "max"
 
 struct vm_qemu_args {
     const char *argv[VM_QEMU_ARGS_MAX]; /* NULL-terminated */
