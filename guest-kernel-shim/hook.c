@@ -42,7 +42,8 @@ static void take_line(struct shim_hook *h, struct slice line)
     } else if (json_object_get(v, "hook")) {
         h->ready = true;
         h->capture = json_is_true(json_object_get(v, "capture"));
-        h->hello(h->ctx);
+        error = json_string_value(json_object_get(v, "before"));
+        h->hello(h->ctx, error ? error : "");
         json_decref(v);
         return;
     } else if (!json_is_true(json_object_get(v, "ok"))) {
@@ -93,8 +94,9 @@ static void on_hook(void *ctx, short revents)
     }
 }
 
-int shim_hook_open(struct shim_hook *h, struct shim_loop *loop, void (*hello)(void *ctx), void *ctx,
-                   int *ret_child_fd, struct err *e)
+int shim_hook_open(struct shim_hook *h, struct shim_loop *loop,
+                   void (*hello)(void *ctx, const char *before), void *ctx, int *ret_child_fd,
+                   struct err *e)
 {
     int pair[2];
 

@@ -23,13 +23,14 @@ struct shim_hook {
     struct buf in, out;
     struct list waiting; /* struct hook_call */
     bool ready, capture;
-    void (*hello)(void *ctx); /* the first line came */
+    void (*hello)(void *ctx, const char *before); /* the first line came */
     void *ctx;
 };
 
 /* Makes the pair; *ret_child_fd (close-on-exec) is for the kernel process. */
-int shim_hook_open(struct shim_hook *h, struct shim_loop *loop, void (*hello)(void *ctx), void *ctx,
-                   int *ret_child_fd, struct err *e);
+int shim_hook_open(struct shim_hook *h, struct shim_loop *loop,
+                   void (*hello)(void *ctx, const char *before), void *ctx, int *ret_child_fd,
+                   struct err *e);
 void shim_hook_close(struct shim_hook *h); /* idempotent; waiting calls fail */
 bool shim_hook_ready(const struct shim_hook *h);
 /* Takes the reference to cmd. */

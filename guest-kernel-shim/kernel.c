@@ -17,10 +17,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PROBE_TICK_MS 100
-#define PROBE_REPEAT 50 /* ticks without a reply before the probe is sent again */
-#define TERM_MS 1000    /* SIGTERM to SIGKILL */
-#define DRAIN_MS 500    /* reaped to "whatever is still to come will not" */
+#define PROBE_TICK_MS 20     /* a reply without its idle: iopub was late, ask again */
+#define PROBE_REPEAT_MS 5000 /* no reply at all: send the probe again */
+#define TERM_MS 1000         /* SIGTERM to SIGKILL */
+#define DRAIN_MS 500         /* reaped to "whatever is still to come will not" */
 #define INTERRUPT_REPLY_MS 5000
 #define ORPHAN_MS 500 /* after an interrupt: to SIGTERM, and from there to SIGKILL */
 #define OLD_KEY_MS 2000
@@ -279,6 +279,8 @@ static void build_env(struct shim_kernel *k, struct launch *l)
         CLEANUP(freep)
         char *path = xasprintf("%s%s%s", h->hook_dir, old && *old ? ":" : "", old ? old : "");
         shim_environ_set(&l->env, "PYTHONPATH", path);
+        if (!shim_environ_get(&l->env, "PYDEVD_DISABLE_FILE_VALIDATION")) /* chatty at start */
+            shim_environ_set(&l->env, "PYDEVD_DISABLE_FILE_VALIDATION", "1");
         shim_environ_set(&l->env, "CELLVISOR_HOOK_FD", "3");
         shim_environ_set(&l->env, "CELLVISOR_OUT_FDS", "4,5");
     }
@@ -404,7 +406,7 @@ static void on_probe_tick(void *ctx)
         return;
     }
     k->stage++;
-    if (r->replied || k->stage % PROBE_REPEAT == 0)
+    if (r->replied || k->stage % (PROBE_REPEAT_MS / PROBE_TICK_MS) == 0)
         shim_kernel_probe(k);
     shim_timer_start(&k->host->loop, &k->timer, PROBE_TICK_MS, on_probe_tick, k);
 }
@@ -469,6 +471,7 @@ void shim_kernel_start(struct shim_kernel *k, const struct shim_spec *spec, json
 void shim_kernel_running(struct shim_kernel *k)
 {
     shim_timer_stop(&k->timer);
+    buf_clear(&k->tail);
     sm_move(&k->sm, SHIM_KERNEL_RUNNING);
     log_info(&k->log, "kernel runs after %" PRIu64 " ms", shim_now_ms() - k->started_ms);
     k->host->ops->state(k->host->ctx, k);

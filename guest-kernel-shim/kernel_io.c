@@ -153,10 +153,16 @@ static void take_output(struct shim_kernel *k, int i)
                 close_out(k, i);
             return;
         }
-        *o = (struct out_item) { .fd = i + 1, .n = (size_t)n };
+        o->msg = NULL;
+        o->fd = i + 1;
+        o->n = (size_t)n;
+        o->link = (struct list_node) { 0 };
         keep_tail(k, slice_of(o->bytes, o->n));
-        queue_out(k, o);
-        total += (size_t)n;
+        if (k->sm.state == SHIM_KERNEL_STARTING)
+            free(o); /* belongs to no cell; told in the tail if the start fails */
+        else
+            queue_out(k, o);
+        total += OUT_CHUNK;
     }
 }
 
@@ -335,6 +341,12 @@ static void take_msg(struct shim_kernel *k, struct jp_msg *m)
         jp_status_of(m, state);
         k->busy = strcmp(state, "busy") == 0;
     }
+    /* What a kernel says before it is ready, it says to nobody; "starting" is our own report. */
+    if (k->sm.state == SHIM_KERNEL_STARTING || strcmp(state, "starting") == 0) {
+        log_debug(&k->log, "%s while starting not forwarded", m->msg_type);
+        jp_msg_unref(m);
+        return;
+    }
     queue_msg(k, m);
 }
 
@@ -422,10 +434,11 @@ static void on_pipe(void *ctx, short revents)
     shim_kernel_pump(ctx);
 }
 
-static void on_hello(void *ctx)
+static void on_hello(void *ctx, const char *before)
 {
     struct shim_kernel *k = ctx;
 
+    keep_tail(k, slice_str(before));
     log_debug(&k->log, "hook is ready%s", k->hook.capture ? ", captures output" : "");
     shim_kernel_pump(k);
 }

@@ -31,6 +31,7 @@ class Hook:
             os.set_inheritable(fd, False)
         self.streams = [sys.stdout, sys.stderr]
         self.capture = False
+        self.before = ""
         if len(out_fds) == 2 and all(hasattr(s, "pub_thread") for s in self.streams):
             self.capture_descriptors(out_fds)
             self.keep_order(*self.streams)
@@ -56,8 +57,19 @@ class Hook:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self.pipes[fd] = (decoder, stream)
         self.capture = True
+        self.before = self.take_rest()
         # What a cell's children wrote must be out before the cell's reply.
         self.shell.events.register("post_execute", self.drain)
+
+    def take_rest(self):
+        """What was written before the kernel is ready belongs to no cell: the shim keeps it."""
+        data = b""
+        for fd in self.pipes:
+            try:
+                data += os.read(fd, 65536)
+            except OSError:
+                pass
+        return data.decode("utf-8", "replace")
 
     def drain(self):
         with self.lock:
@@ -138,7 +150,7 @@ class Hook:
     # ---- commands ----
 
     def start(self):
-        self.send({"hook": 1, "capture": self.capture})
+        self.send({"hook": 1, "capture": self.capture, "before": self.before})
         thread = threading.Thread(target=self.run, name="cellvisor-hook", daemon=True)
         thread.pydev_do_not_trace = True
         thread.is_pydev_daemon_thread = True
@@ -151,6 +163,10 @@ class Hook:
             poll.register(fd, select.POLLIN)
         pid = os.getpid()
         pending = b""
+        for stream in self.streams:
+            # ipykernel ties a thread's output to the cell that started it; ours is everybody's.
+            for table in ("_thread_to_parent_header", "_thread_to_parent"):
+                getattr(stream, table, {}).pop(threading.get_ident(), None)
         while os.getpid() == pid:
             ready = dict(poll.poll())
             if any(fd in ready for fd in self.pipes):
