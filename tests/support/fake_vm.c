@@ -1,4 +1,5 @@
 #include "tests/support/fake_vm.h"
+#include "common/buf.h"
 #include "common/id.h"
 #include "common/mem.h"
 #include <errno.h>
@@ -58,7 +59,8 @@ void fake_vm_down(struct fake_vm *v, enum vm_exit_reason why, const char *text)
     queue_down(v, why, text);
 }
 
-static int op_send(struct vm *vm, enum gl_type type, uint32_t stream, const struct slice *parts, size_t n)
+static int op_send(struct vm *vm, enum gl_type type, uint32_t stream, const struct slice *parts,
+                   size_t n)
 {
     struct fake_vm *v = fake_of(vm);
     struct buf b;
@@ -112,8 +114,8 @@ static void op_release(struct vm *vm, unsigned grace_ms)
 
 static const struct vm_ops ops = { op_send, op_grant, op_queued, op_close_stream, op_release };
 
-static int acquire(struct vm_service *service, const struct vm_request *r, const struct vm_events *ev, void *ctx,
-                   struct vm **ret, struct err *e)
+static int acquire(struct vm_service *service, const struct vm_request *r,
+                   const struct vm_events *ev, void *ctx, struct vm **ret, struct err *e)
 {
     struct fake_service *s = (struct fake_service *)(void *)service;
     if (s->acquire_error)
@@ -154,23 +156,30 @@ static const struct vm_service_ops service_ops = { acquire, templates };
 
 static json_t *spec_of(const char *name)
 {
-    return json_pack("{s:{s:[s],s:s,s:s,s:{}},s:{s:s}}", "spec", "argv", name, "display_name", name, "language",
-                     "python", "metadata", "resources", "logo-svg.svg", "PHN2Zy8+");
+    return json_pack("{s:{s:[s],s:s,s:s,s:{}},s:{s:s}}", "spec", "argv", name, "display_name", name,
+                     "language", "python", "metadata", "resources", "logo-svg.svg", "PHN2Zy8+");
 }
 
 void fake_service_init(struct fake_service *s, struct loop *l)
 {
-    *s = (struct fake_service){ .service.ops = &service_ops, .loop = l, .n_templates = 3 };
+    *s = (struct fake_service) { .service.ops = &service_ops, .loop = l, .n_templates = 3 };
     list_init(&s->vms);
-    s->specs[0] = json_pack("{s:s,s:{s:o,s:o}}", "default", "python3", "kernelspecs", "bash", spec_of("bash"),
-                            "python3", spec_of("python3"));
-    s->specs[1] = json_pack("{s:s,s:{s:o}}", "default", "python3", "kernelspecs", "python3", spec_of("python3"));
+    s->specs[0] = json_pack("{s:s,s:{s:o,s:o}}", "default", "python3", "kernelspecs", "bash",
+                            spec_of("bash"), "python3", spec_of("python3"));
+    s->specs[1] = json_pack("{s:s,s:{s:o}}", "default", "python3", "kernelspecs", "python3",
+                            spec_of("python3"));
     s->specs[2] = json_object();
-    s->templates[0] = (struct vm_template_desc){ .name = "minimal", .ready = true, .tier = VM_TIER_TCG,
-                                                 .memory_mb = 256, .specs = s->specs[1] };
-    s->templates[1] = (struct vm_template_desc){ .name = "python", .ready = true, .tier = VM_TIER_TCG,
-                                                 .memory_mb = 512, .specs = s->specs[0] };
-    s->templates[2] = (struct vm_template_desc){ .name = "broken", .why_not = "not built", .specs = s->specs[2] };
+    s->templates[0] = (struct vm_template_desc) { .name = "minimal",
+                                                  .ready = true,
+                                                  .tier = VM_TIER_TCG,
+                                                  .memory_mb = 256,
+                                                  .specs = s->specs[1] };
+    s->templates[1] = (struct vm_template_desc) {
+        .name = "python", .ready = true, .tier = VM_TIER_TCG, .memory_mb = 512, .specs = s->specs[0]
+    };
+    s->templates[2] = (struct vm_template_desc) { .name = "broken",
+                                                  .why_not = "not built",
+                                                  .specs = s->specs[2] };
 }
 
 void fake_service_fini(struct fake_service *s)
@@ -221,8 +230,7 @@ struct jp_msg *fake_vm_take_msg(struct fake_vm *v)
 
 uint64_t fake_vm_take_ctl(struct fake_vm *v, char op[16])
 {
-    LIST_FOR_EACH(&v->sent, n)
-    {
+    LIST_FOR_EACH (&v->sent, n) {
         struct fake_frame *f = list_entry(n, struct fake_frame, link);
         if (f->type != GL_KERNEL_CTL)
             continue;
@@ -254,7 +262,8 @@ int fake_vm_raw(struct fake_vm *v, enum gl_type type, uint32_t stream, struct sl
 static int say_msg(struct fake_vm *v, const struct jp_msg *m)
 {
     struct buf b;
-    const struct slice json[] = { m->parts.header, m->parts.parent, m->parts.metadata, m->parts.content };
+    const struct slice json[] = { m->parts.header, m->parts.parent, m->parts.metadata,
+                                  m->parts.content };
     buf_init(&b, (size_t)1 << 30);
     size_t head = 4 + 4 * (4 + m->parts.n_buffers);
     jp_body_head(m, buf_reserve(&b, head));
@@ -268,12 +277,12 @@ static int say_msg(struct fake_vm *v, const struct jp_msg *m)
     return r;
 }
 
-int fake_vm_say(struct fake_vm *v, enum jp_channel ch, const char *type, const struct jp_msg *parent,
-                const char *content)
+int fake_vm_say(struct fake_vm *v, enum jp_channel ch, const char *type,
+                const struct jp_msg *parent, const char *content)
 {
     struct jp_msg *m;
-    int r = jp_msg_build(ch, type, "kernel-session", parent ? parent->parts.header : SLICE_NULL, slice_str(content),
-                         1700000000000000, &m);
+    int r = jp_msg_build(ch, type, "kernel-session", parent ? parent->parts.header : SLICE_NULL,
+                         slice_str(content), 1700000000000000, &m);
     if (r < 0)
         return r;
     r = say_msg(v, m);
@@ -299,12 +308,13 @@ void fake_vm_serve(struct fake_vm *v, const struct jp_msg *request)
     char reply[JP_ID_MAX];
     fake_vm_say(v, JP_IOPUB, "status", request, "{\"execution_state\": \"busy\"}");
     if (jp_reply_type(request->msg_type, reply))
-        fake_vm_say(v, request->parts.channel, reply, request, "{\"status\": \"ok\", \"execution_count\": 1}");
+        fake_vm_say(v, request->parts.channel, reply, request,
+                    "{\"status\": \"ok\", \"execution_count\": 1}");
     fake_vm_say(v, JP_IOPUB, "status", request, "{\"execution_state\": \"idle\"}");
 }
 
-struct jp_msg *fake_request(enum jp_channel ch, const char *type, const char *session, const char *msg_id,
-                            const char *content)
+struct jp_msg *fake_request(enum jp_channel ch, const char *type, const char *session,
+                            const char *msg_id, const char *content)
 {
     char header[1024];
     struct jp_msg *m = NULL;
@@ -312,7 +322,9 @@ struct jp_msg *fake_request(enum jp_channel ch, const char *type, const char *se
              "{\"msg_id\": \"%s\", \"msg_type\": \"%s\", \"session\": \"%s\", \"username\": \"u\", "
              "\"version\": \"5.3\"}",
              msg_id, type, session);
-    struct jp_parts parts = { .channel = ch, .header = slice_str(header), .content = slice_str(content) };
+    struct jp_parts parts = { .channel = ch,
+                              .header = slice_str(header),
+                              .content = slice_str(content) };
     jp_msg_new(&parts, &m, NULL);
     return m;
 }

@@ -1,7 +1,7 @@
 #pragma once
-/* A vm_service for tests of kernelmgr/: sandboxes that do what the test tells them, and remember what they were sent.
- * Keeps the contract of vm/vm.h: callbacks never come from inside a call, down() exactly once and last, guest bytes
- * only within the credit window. */
+/* A vm_service for tests of kernelmgr/: sandboxes that do what the test tells them, and remember
+ * what they were sent. Keeps the contract of vm/vm.h: callbacks never come from inside a call,
+ * down() exactly once and last, guest bytes only within the credit window. */
 #include "common/list.h"
 #include "common/loop.h"
 #include "proto/jp_msg.h"
@@ -27,8 +27,8 @@ struct fake_vm {
     size_t window;       /* payload bytes the guest may still send */
     size_t sent_credits; /* ever sent, for the check that all are given back */
     size_t granted;
-    bool full;        /* sends give -EAGAIN */
-    size_t queued;    /* what vm_queued says */
+    bool full;     /* sends give -EAGAIN */
+    size_t queued; /* what vm_queued says */
     unsigned closed_streams;
     char template_name[40], spec[40];
     json_t *env;
@@ -53,7 +53,8 @@ struct fake_vm *fake_vm_last(struct fake_service *s); /* NULL: none alive */
 void fake_vm_up(struct fake_vm *v);
 /* Ends it: down() runs at the next step of the loop... */
 void fake_vm_down(struct fake_vm *v, enum vm_exit_reason why, const char *text);
-/* Next frame the manager sent, oldest first, skipping none; NULL: none. Free with fake_frame_free. */
+/* Next frame the manager sent, oldest first, skipping none; NULL: none. Free with fake_frame_free.
+ */
 struct fake_frame *fake_vm_take(struct fake_vm *v);
 /* Next GL_KERNEL_MSG, dropping other frames before it. */
 struct jp_msg *fake_vm_take_msg(struct fake_vm *v);
@@ -62,8 +63,8 @@ uint64_t fake_vm_take_ctl(struct fake_vm *v, char op[16]);
 void fake_frame_free(struct fake_frame *f);
 
 /* What the guest sends. -ENOSPC: no credit for it. parent may be NULL. */
-int fake_vm_say(struct fake_vm *v, enum jp_channel ch, const char *type, const struct jp_msg *parent,
-                const char *content);
+int fake_vm_say(struct fake_vm *v, enum jp_channel ch, const char *type,
+                const struct jp_msg *parent, const char *content);
 int fake_vm_raw(struct fake_vm *v, enum gl_type type, uint32_t stream, struct slice payload);
 void fake_vm_state(struct fake_vm *v, const char *json);
 void fake_vm_done(struct fake_vm *v, uint64_t id, bool ok);
@@ -71,5 +72,5 @@ void fake_vm_done(struct fake_vm *v, uint64_t id, bool ok);
 void fake_vm_serve(struct fake_vm *v, const struct jp_msg *request);
 
 /* A message as a client would send it. */
-struct jp_msg *fake_request(enum jp_channel ch, const char *type, const char *session, const char *msg_id,
-                            const char *content);
+struct jp_msg *fake_request(enum jp_channel ch, const char *type, const char *session,
+                            const char *msg_id, const char *content);

@@ -4,7 +4,8 @@
 
 void rig_init(struct rig *r)
 {
-    *r = (struct rig){ .loop = loop_new_virtual() };
+    *r = (struct rig) { .loop = loop_new_virtual() };
+    log_configure(LOG_LEVEL_ERROR, false);
     fake_service_init(&r->vms, r->loop);
     km_config_defaults(&r->cfg);
 }
@@ -45,7 +46,7 @@ void rig_on_done(void *ctx, struct km_kernel *k, const struct err *e)
     struct rig_done *d = ctx;
     d->calls++;
     d->k = k;
-    d->e = e ? *e : (struct err){ 0 };
+    d->e = e ? *e : (struct err) { 0 };
 }
 
 struct km_kernel *rig_kernel(struct rig *r, struct fake_vm **ret_vm)
@@ -59,7 +60,8 @@ struct km_kernel *rig_kernel(struct rig *r, struct fake_vm **ret_vm)
     struct fake_vm *v = fake_vm_last(&r->vms);
     fake_vm_up(v);
     if (!r->vms.prestarted)
-        fake_vm_state(v, "{\"state\":\"running\",\"info\":{\"status\":\"ok\",\"implementation\":\"fake\"}}");
+        fake_vm_state(
+            v, "{\"state\":\"running\",\"info\":{\"status\":\"ok\",\"implementation\":\"fake\"}}");
     rig_turn(r);
     struct fake_frame *f;
     while ((f = fake_vm_take(v)))
@@ -130,7 +132,8 @@ void rig_client_fini(struct rig_client *c)
     c->room = 0;
 }
 
-int rig_submit(struct rig_client *c, enum jp_channel ch, const char *type, const char *id, const char *content)
+int rig_submit(struct rig_client *c, enum jp_channel ch, const char *type, const char *id,
+               const char *content)
 {
     struct jp_msg *m = fake_request(ch, type, c->c.session, id, content ? content : "{}");
     int r = km_client_submit(&c->c, m);
@@ -138,13 +141,15 @@ int rig_submit(struct rig_client *c, enum jp_channel ch, const char *type, const
     return r;
 }
 
-size_t rig_count(const struct rig_client *c, const char *type, const char *parent, const struct jp_msg **ret_last)
+size_t rig_count(const struct rig_client *c, const char *type, const char *parent,
+                 const struct jp_msg **ret_last)
 {
     size_t n = 0;
     if (ret_last)
         *ret_last = NULL;
     for (size_t i = 0; i < c->n_got; i++) {
-        if ((type && strcmp(c->got[i]->msg_type, type) != 0) || (parent && strcmp(c->got[i]->parent_id, parent) != 0))
+        if ((type && strcmp(c->got[i]->msg_type, type) != 0) ||
+            (parent && strcmp(c->got[i]->parent_id, parent) != 0))
             continue;
         n++;
         if (ret_last)

@@ -1,6 +1,6 @@
 #pragma once
-/* Rig for tests of kernelmgr/: manager over fake sandboxes on a virtual loop, and clients that write down what they
- * get. Callbacks only record; tests assert afterwards. */
+/* Rig for tests of kernelmgr/: manager over fake sandboxes on a virtual loop, and clients that
+ * write down what they get. Callbacks only record; tests assert afterwards. */
 #include "kernelmgr/km.h"
 #include "tests/support/fake_vm.h"
 
@@ -39,10 +39,14 @@ int rig_attach(struct rig_client *c, struct km_kernel *k, const char *session);
 void rig_client_fini(struct rig_client *c);
 void rig_pull(struct rig_client *c);   /* everything there is */
 void rig_forget(struct rig_client *c); /* what was got so far */
-int rig_submit(struct rig_client *c, enum jp_channel ch, const char *type, const char *id, const char *content);
-/* How many messages of this type (NULL: any) and parent (NULL: any) came; the last of them into *ret_last. */
-size_t rig_count(const struct rig_client *c, const char *type, const char *parent, const struct jp_msg **ret_last);
-/* "status:busy stream execute_reply ..." of everything got for this parent (NULL: all). Caller frees. */
+int rig_submit(struct rig_client *c, enum jp_channel ch, const char *type, const char *id,
+               const char *content);
+/* How many messages of this type (NULL: any) and parent (NULL: any) came; the last of them into
+ * *ret_last. */
+size_t rig_count(const struct rig_client *c, const char *type, const char *parent,
+                 const struct jp_msg **ret_last);
+/* "status:busy stream execute_reply ..." of everything got for this parent (NULL: all). Caller
+ * frees. */
 char *rig_story(const struct rig_client *c, const char *parent);
 bool rig_content_has(const struct jp_msg *m, const char *text);
 const char *rig_state(const struct km_kernel *k);
