@@ -20,6 +20,7 @@ struct loop_uv {
     uv_prepare_t prepare;
     uv_check_t check;
     uv_idle_t idle;
+    bool running;      /* uv_run is not re-entrant */
     bool stepping;     /* in loop_step: a turn that did something must not wait */
     uint64_t armed_ms; /* when `timer` fires, UINT64_MAX = stopped */
     size_t works;
@@ -164,6 +165,7 @@ void loop_free(struct loop *l)
 {
     if (!l)
         return;
+    assert(!l->uv || !l->uv->running);
     l->closing = true; /* no more timers, descriptors, signals */
     l->stopped = false;
     /* Deferred calls and finished work may own memory and queue more; let them come to an end. A
@@ -187,6 +189,14 @@ void loop_free(struct loop *l)
     free(l);
 }
 
+static void run_uv(struct loop *l, uv_run_mode mode)
+{
+    assert(!l->uv->running);
+    l->uv->running = true;
+    uv_run(&l->uv->loop, mode);
+    l->uv->running = false;
+}
+
 void loop_run(struct loop *l)
 {
     if (!l->uv) {
@@ -196,7 +206,7 @@ void loop_run(struct loop *l)
         return;
     }
     while (!l->stopped)
-        uv_run(&l->uv->loop, UV_RUN_DEFAULT);
+        run_uv(l, UV_RUN_DEFAULT);
     l->stopped = false;
 }
 
@@ -220,7 +230,7 @@ void loop_step(struct loop *l, uint64_t max_wait_ms)
         uv_timer_start(&l->uv->step, on_step, max_wait_ms, 0);
     }
     l->uv->stepping = true;
-    uv_run(&l->uv->loop, mode);
+    run_uv(l, mode);
     l->uv->stepping = false;
     uv_timer_stop(&l->uv->step);
     loop_core_run_deferred(l);

@@ -15,6 +15,7 @@ struct loop *loop_new_virtual(void);
 /* Ends queued work and deferred calls (done and fn are called), frees what is still open, runs
  * pending closes. Users of loop_native() close their handles before. NULL ok. */
 void loop_free(struct loop *l);
+/* Real loops: run, step and free are never called from a callback. */
 void loop_run(struct loop *l); /* until loop_stop; virtual: until nothing is ready */
 void loop_stop(struct loop *l);
 /* Run what is ready; wait at most max_wait_ms for something. */
