@@ -8,7 +8,7 @@ command -v "$tool" >/dev/null || { echo "format: clang-format is missing (apt in
 mode='--dry-run -Werror'
 [ "${1:-}" = --fix ] && mode=-i
 # shellcheck disable=SC2086 # $mode is a list of words
-git ls-files -z --cached --others --exclude-standard '*.c' '*.h' |
-    xargs -0 sh -c 'for f; do [ -e "$f" ] && printf "%s\0" "$f"; done' _ |
-    xargs -0 -r "$tool" $mode
+git ls-files --cached --others --exclude-standard '*.c' '*.h' | while read -r file; do
+    [ ! -f "$file" ] || echo "$file"
+done | xargs -r "$tool" $mode
 echo "format: fine"
