@@ -87,19 +87,18 @@ static int nesting_push(struct nesting *n, bool object)
 
 static int nesting_pop(struct nesting *n, bool object)
 {
-    if (n->depth == 0)
-        return -EINVAL;
-    n->depth--;
+    n->depth--; /* the walk ends at the outermost bracket: never empty here */
     return (n->bits[n->depth / 64] >> n->depth % 64 & 1) == object ? 0 : -EINVAL;
 }
 
-/* Containers from s.p[i], which is '{' or '['. The place behind the matching bracket, or 0. */
-static size_t container_end(struct slice s, size_t i)
+/* Containers from s.p[i], which is '{' or '[', inside `outer` others. The place behind the matching
+ * bracket, or 0. */
+static size_t container_end(struct slice s, size_t i, size_t outer)
 {
     struct nesting nest;
     int r = 0;
 
-    nest.depth = 0;
+    nest.depth = outer;
     do {
         switch (s.p[i]) {
         case '"':
@@ -121,12 +120,13 @@ static size_t container_end(struct slice s, size_t i)
         if (r < 0)
             return 0;
         i++;
-    } while (nest.depth && i < s.n);
-    return nest.depth ? 0 : i;
+    } while (nest.depth > outer && i < s.n);
+    return nest.depth > outer ? 0 : i;
 }
 
-/* Value at s.p[i] (no space before it): the place behind it, or 0 when malformed. */
-static size_t value_end(struct slice s, size_t i)
+/* Value at s.p[i] (no space before it) inside `outer` containers: the place behind it, or 0 when
+ * malformed. */
+static size_t value_end(struct slice s, size_t i, size_t outer)
 {
     size_t at = i;
 
@@ -137,7 +137,7 @@ static size_t value_end(struct slice s, size_t i)
         return i < s.n ? i + 1 : 0;
     }
     if (s.p[i] == '{' || s.p[i] == '[')
-        return container_end(s, i);
+        return container_end(s, i, outer);
     while (i < s.n && scalar_byte(s.p[i]))
         i++;
     return i > at ? i : 0;
@@ -151,7 +151,7 @@ static struct slice sub(struct slice s, size_t from, size_t to)
 int jp_json_value(struct slice s, struct slice *ret_value, struct slice *ret_rest)
 {
     size_t from = skip_space(s, 0);
-    size_t to = value_end(s, from);
+    size_t to = value_end(s, from, 0);
 
     if (!to)
         return -EINVAL;
@@ -203,7 +203,7 @@ int jp_json_member(struct slice obj, size_t *pos, struct slice *ret_key, struct 
     if (i >= obj.n || obj.p[i] != ':')
         return -EINVAL;
     value = skip_space(obj, i + 1);
-    end = value_end(obj, value);
+    end = value_end(obj, value, 1);
     if (!end)
         return -EINVAL;
     *ret_key = sub(obj, key, key_end);
@@ -219,7 +219,7 @@ int jp_json_element(struct slice array, size_t *pos, struct slice *ret_value)
 
     if (r <= 0)
         return r;
-    end = value_end(array, i);
+    end = value_end(array, i, 1);
     if (!end)
         return -EINVAL;
     *ret_value = sub(array, i, end);
@@ -422,31 +422,34 @@ bool jp_json_key_is(struct slice raw, const char *key)
 
 /* ---- tokens that are not JSON ---- */
 
-/* The next token outside strings that begins with N or I, -N, -I or +; its end in *ret_end. Valid
- * JSON has no capital letter outside strings but the E of a number. */
-static size_t find_nonfinite(struct slice s, size_t i, size_t *ret_end)
+size_t jp_json_token(struct slice s, size_t i, bool *ret_nonfinite)
 {
-    while (i < s.n) {
-        uint8_t c = s.p[i];
-        size_t from = i;
-        if (c == '"') {
+    struct slice t = { s.p + i, 0 };
+
+    while (i < s.n && scalar_byte(s.p[i]))
+        i++;
+    t.n = (size_t)(s.p + i - t.p);
+    if (t.n && t.p[0] == '-')
+        t = sub(t, 1, t.n);
+    *ret_nonfinite =
+        (t.n == 3 && memcmp(t.p, "NaN", 3) == 0) || (t.n == 8 && memcmp(t.p, "Infinity", 8) == 0);
+    return i;
+}
+
+static bool find_nonfinite(struct slice s)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < s.n && !found;) {
+        size_t end;
+        if (s.p[i] == '"') {
             i = string_end(s, i + 1) + 1;
             continue;
         }
-        if (!scalar_byte(c)) {
-            i++;
-            continue;
-        }
-        while (i < s.n && scalar_byte(s.p[i]))
-            i++;
-        if (s.p[from] == '-' && i - from > 1)
-            c = s.p[from + 1];
-        if (c == 'N' || c == 'I') {
-            *ret_end = i;
-            return from;
-        }
+        end = jp_json_token(s, i, &found);
+        i = end > i ? end : i + 1;
     }
-    return SIZE_MAX;
+    return found;
 }
 
 /* Cheap and sharp: text that holds neither word has neither token. */
@@ -457,7 +460,5 @@ static bool may_have_nonfinite(struct slice s)
 
 bool jp_json_has_nonfinite(struct slice value)
 {
-    size_t end;
-
-    return may_have_nonfinite(value) && find_nonfinite(value, 0, &end) != SIZE_MAX;
+    return may_have_nonfinite(value) && find_nonfinite(value);
 }

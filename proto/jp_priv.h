@@ -14,6 +14,10 @@ int jp_json_append_strict(struct buf *out, struct slice value);
  * "msg\u005ftype" cannot hide a key from us that the kernel's parser sees. */
 bool jp_json_key_is(struct slice raw, const char *key);
 
+/* The bare token (letters, digits, sign, point) that starts at s.p[i]: its end. *ret_nonfinite: it is
+ * NaN, Infinity or -Infinity. i itself: no token starts there. */
+size_t jp_json_token(struct slice s, size_t i, bool *ret_nonfinite);
+
 /* An array: start with *pos = 0. 1 = an element, 0 = end, -EINVAL. */
 int jp_json_element(struct slice array, size_t *pos, struct slice *ret_value);
 

@@ -83,32 +83,11 @@ static size_t fix_in_string(struct rewrite *w, size_t i)
     return i + n;
 }
 
-static bool token_byte(uint8_t c)
-{
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-           c == '+' || c == '.';
-}
-
-/* A bare token from i: NaN and its like become null. */
-static size_t fix_token(struct rewrite *w, size_t i)
-{
-    size_t from = i;
-    uint8_t c;
-
-    while (i < w->s.n && token_byte(w->s.p[i]))
-        i++;
-    c = w->s.p[from];
-    if (c == '-' && i - from > 1)
-        c = w->s.p[from + 1];
-    if (c == 'N' || c == 'I')
-        replace(w, from, i, "null");
-    return i;
-}
-
 static int rewrite(struct buf *out, struct slice s)
 {
     struct rewrite w = { out, s, 0, 0 };
-    bool in_string = false;
+    bool in_string = false, nonfinite;
+    size_t end;
 
     for (size_t i = 0; i < s.n && w.r == 0;) {
         uint8_t c = s.p[i];
@@ -117,8 +96,10 @@ static int rewrite(struct buf *out, struct slice s)
             i++;
         } else if (in_string) {
             i = fix_in_string(&w, i);
-        } else if (token_byte(c)) {
-            i = fix_token(&w, i);
+        } else if ((end = jp_json_token(s, i, &nonfinite)) > i) {
+            if (nonfinite)
+                replace(&w, i, end, "null");
+            i = end;
         } else if (c >= 0x80 || (c < 0x20 && c != '\n' && c != '\r' && c != '\t')) {
             replace(&w, i, i + 1, " "); /* stray byte between tokens */
             i++;
