@@ -23,6 +23,7 @@ struct vm_host_config {
     unsigned start_timeout_ms; /* a start that takes longer fails (default 30000; TCG cold boots
                                   never happen here) */
 };
+void vm_host_config_defaults(struct vm_host_config *c);
 /* The pool of the default template ("python", else the first that is usable) is kept from the
  * start, that of others from their first use. Blocking for a moment (reads manifests; `auto`
  * without a cached verdict probes KVM, up to VM_ACCEL_PROBE_MS); RAM of templates is loaded in the
