@@ -33,6 +33,7 @@ struct vm_host {
     struct vm_budget budget;
     struct list pools, retired;
     struct vm_template_desc *descs;
+    size_t n_descs;
     struct loop_timer *tick;
     uint64_t last_refill_ms;
     unsigned jobs; /* memory loads on pool threads */
@@ -447,8 +448,11 @@ static size_t do_templates(struct vm_service *s, const struct vm_template_desc *
         (void)node;
         n++;
     }
-    free(h->descs);
-    h->descs = xcalloc(n ? n : 1, sizeof(*h->descs));
+    if (!h->descs || n != h->n_descs) { /* else callers may still hold the array */
+        free(h->descs);
+        h->descs = xcalloc(n ? n : 1, sizeof(*h->descs));
+        h->n_descs = n;
+    }
     LIST_FOR_EACH (&h->pools, node) {
         const struct vm_pool *p = list_entry(node, struct vm_pool, link);
         struct vm_pool_counts c = vm_pool_count(p);
