@@ -125,6 +125,7 @@ static int start_host(struct serve *s, struct err *e)
     c.pool_deferred = (unsigned)o->pool_deferred;
     c.pool_max = (unsigned)o->pool_max;
     c.max_vms = (unsigned)o->max_vms;
+    c.memory_mb = (unsigned)o->memory_mb;
     int r = vm_accel_parse(o->accel, &c.accel);
     if (r)
         return err_set(e, r, "accel \"%s\"", o->accel);

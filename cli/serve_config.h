@@ -19,7 +19,7 @@ struct serve_opts {
 
     char *state, *accel, *qemu, *shim, *template_only;
     bool insecure_local, local_only;
-    uint64_t pool_parked, pool_deferred, pool_max, max_vms;
+    uint64_t pool_parked, pool_deferred, pool_max, max_vms, memory_mb;
 
     char *log_level;
     bool log_json, quiet;
