@@ -360,7 +360,7 @@ static int send_part(struct gw_ws *w)
         return -1;
     if (last) {
         metric_add(s->count.ws_out, 1);
-        ws_source_fini(&w->tx);
+        ws_source_clear(&w->tx);
     }
     return 0;
 }

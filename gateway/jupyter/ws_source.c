@@ -11,7 +11,7 @@ void ws_source_init(struct ws_source *s)
     buf_init(&s->head, FRAME_MAX);
 }
 
-void ws_source_fini(struct ws_source *s)
+void ws_source_clear(struct ws_source *s)
 {
     jp_msg_unref(s->msg);
     s->msg = NULL;
@@ -21,6 +21,12 @@ void ws_source_fini(struct ws_source *s)
         buf_clear(&s->head);
     s->part = s->off = 0;
     s->binary = s->started = s->busy = false;
+}
+
+void ws_source_fini(struct ws_source *s)
+{
+    ws_source_clear(s);
+    buf_fini(&s->head);
 }
 
 int ws_source_set(struct ws_source *s, enum jp_ws_proto proto, const struct jp_ws_opts *o,
@@ -36,7 +42,7 @@ int ws_source_set(struct ws_source *s, enum jp_ws_proto proto, const struct jp_w
         r = jp_ws_encode(proto, o, m, &s->head, &s->binary);
     }
     if (r) {
-        ws_source_fini(s);
+        ws_source_clear(s);
         return r;
     }
     s->busy = true;

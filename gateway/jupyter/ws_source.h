@@ -12,7 +12,8 @@ struct ws_source {
 };
 
 void ws_source_init(struct ws_source *s);
-void ws_source_fini(struct ws_source *s); /* ready for the next message */
+void ws_source_fini(struct ws_source *s);
+void ws_source_clear(struct ws_source *s); /* ready for the next message; keeps a small buffer */
 static inline bool ws_source_busy(const struct ws_source *s)
 {
     return s->busy;

@@ -59,11 +59,11 @@ static void test_a_small_message_is_one_piece_equal_to_the_encoding(void **state
         read_all(&s, 4096, &got, &pieces);
         assert_int_equal(pieces, 1);
         assert_true(slice_eq(buf_slice(&want), buf_slice(&got)));
-        ws_source_fini(&s);
+        ws_source_clear(&s);
         assert_false(ws_source_busy(&s));
         buf_fini(&want);
         buf_fini(&got);
-        buf_fini(&s.head);
+        ws_source_fini(&s);
     }
     assert_int_equal(m->refs, 1);
     jp_msg_unref(m);
@@ -96,7 +96,6 @@ static void test_pieces_of_any_size_add_up_with_empty_buffers_in_between(void **
                 assert_int_equal(pieces, (want.len + steps[k] - 1) / steps[k]);
                 assert_true(slice_eq(buf_slice(&want), buf_slice(&got)));
                 ws_source_fini(&s);
-                buf_fini(&s.head);
                 buf_fini(&got);
             }
             buf_fini(&want);
