@@ -14,7 +14,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define LINK_FD 3 /* in the shim */
+#define LINK_FD 3      /* in the shim */
+#define DIR_LEN_MAX 72 /* the shim puts ZMQ sockets below it, and sun_path holds 107 bytes */
 
 struct backend {
     struct vm_backend base;
@@ -115,6 +116,23 @@ static int start(struct machine *m, const char *shim_path, struct err *e)
     return proc_spawn(m->loop, &spec, on_exited, m, &m->proc, e);
 }
 
+/* The machine's folder: in the host's run directory, or in /tmp where that is too deep. */
+static int make_dir(struct machine *m, const char *run_dir, const char *id, struct err *e)
+{
+    m->dir = xasprintf("%s/%.8s", run_dir, id);
+    if (strlen(m->dir) <= DIR_LEN_MAX)
+        return mkdir(m->dir, 0700) < 0
+                   ? err_errno(e, errno, "cannot make the run directory %s", m->dir)
+                   : 0;
+    free(m->dir);
+    m->dir = xstrdup("/tmp/cellvisor-XXXXXX");
+    if (mkdtemp(m->dir))
+        return 0;
+    free(m->dir);
+    m->dir = NULL;
+    return err_errno(e, errno, "cannot make a run directory in /tmp");
+}
+
 static int spawn(struct vm_backend *base, const struct vm_launch *launch, const struct log_ctx *log,
                  const struct vm_machine_events *ev, void *ctx, struct vm_machine **ret,
                  struct err *e)
@@ -129,9 +147,9 @@ static int spawn(struct vm_backend *base, const struct vm_launch *launch, const 
     m->ctx = ctx;
     m->link_fd = m->errors.fd = m->errors.log_fd = -1;
     log_ctx_init(&m->log, log);
-    m->dir = fs_join(b->run_dir, launch->id);
-    r = mkdir(m->dir, 0700) < 0 ? err_errno(e, errno, "cannot make the run directory %s", m->dir)
-                                : start(m, b->shim_path, e);
+    r = make_dir(m, b->run_dir, launch->id, e);
+    if (!r)
+        r = start(m, b->shim_path, e);
     if (r < 0) {
         cleanup(m);
         free(m);
