@@ -3,6 +3,7 @@
 #include "proto/jp_json.h"
 #include "common/utf8.h"
 #include "proto/jp_priv.h"
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,35 +27,48 @@ static uint64_t bytes_equal(uint64_t w, uint8_t c)
     return (x - ONES) & ~x & HIGHS;
 }
 
+/* Eight bytes, the first one lowest. */
 static uint64_t load8(const uint8_t *p)
 {
     uint64_t w;
     memcpy(&w, p, sizeof(w));
-    return w;
+    return le64toh(w);
+}
+
+/* Place of the first byte of s[i..to) that is a quote or a backslash, or `to`. Short strings (keys,
+ * ids) end within the first words; libc's wide memchr finds the end of long ones. *quote caches
+ * where the next quote is, so that text full of escapes is not searched for it again and again. */
+static size_t string_stop(struct slice s, size_t i, size_t *quote)
+{
+    const uint8_t *at;
+
+    for (size_t words = 0; words < 4 && i + 8 <= s.n; words++, i += 8) {
+        uint64_t w = load8(s.p + i), hit = bytes_equal(w, '"') | bytes_equal(w, '\\');
+        if (hit)
+            return i + (size_t)__builtin_ctzll(hit) / 8;
+    }
+    if (i >= s.n)
+        return s.n;
+    if (*quote < i) {
+        at = memchr(s.p + i, '"', s.n - i);
+        *quote = at ? (size_t)(at - s.p) : s.n;
+    }
+    at = memchr(s.p + i, '\\', *quote - i);
+    return at ? (size_t)(at - s.p) : *quote;
 }
 
 /* i is behind the opening quote; the result is the place of the closing quote, or s.n. */
 static size_t string_end(struct slice s, size_t i)
 {
+    size_t quote = 0;
+
     for (;;) {
-        while (i + 8 <= s.n) {
-            uint64_t w = load8(s.p + i);
-            if (bytes_equal(w, '"') | bytes_equal(w, '\\'))
-                break;
-            i += 8;
-        }
-        while (i < s.n && s.p[i] != '"' && s.p[i] != '\\') {
-            i++;
-            if (i % 8 == 0)
-                break; /* try eight at a time again */
-        }
+        i = string_stop(s, i, &quote);
         if (i >= s.n || s.p[i] == '"')
             return i;
-        if (s.p[i] == '\\') {
-            if (s.n - i < 2)
-                return s.n;
-            i += 2;
-        }
+        if (s.n - i < 2)
+            return s.n;
+        i += 2; /* the backslash and what it escapes */
     }
 }
 
@@ -356,27 +370,66 @@ static int string_body(struct slice value, struct slice *ret)
     return 0;
 }
 
-int jp_json_string(struct slice value, char *out, size_t size)
+/* Bytes from s.p[i] that decode to themselves: ASCII but NUL and backslash. Whole words only. */
+static size_t plain_run(struct slice s, size_t i)
 {
-    struct slice s;
-    size_t len = 0;
-    char c[4];
+    size_t from = i;
 
-    if (string_body(value, &s) < 0)
-        return -EINVAL;
+    while (i + 8 <= s.n) {
+        uint64_t w = load8(s.p + i);
+        if ((w & HIGHS) | bytes_equal(w, '\\') | bytes_equal(w, 0))
+            break;
+        i += 8;
+    }
+    return i - from;
+}
+
+static int decode_body(struct slice s, char *out, size_t size, size_t *ret_len)
+{
+    size_t len = 0;
+
+    if (size == 0)
+        return -ENOBUFS;
     for (size_t i = 0; i < s.n;) {
-        int n = decode_char(s, &i, c);
+        size_t run = plain_run(s, i);
+        char c[4];
+        int n;
+
+        if (run >= size - len)
+            return -ENOBUFS;
+        memcpy(out + len, s.p + i, run);
+        len += run;
+        i += run;
+        if (i == s.n)
+            break;
+        n = decode_char(s, &i, c);
         if (n < 0)
             return n;
-        if (len + (size_t)n + 1 > size)
+        if ((size_t)n >= size - len)
             return -ENOBUFS;
         memcpy(out + len, c, (size_t)n);
         len += (size_t)n;
     }
-    if (size == 0)
-        return -ENOBUFS;
     out[len] = '\0';
+    *ret_len = len;
     return 0;
+}
+
+int jp_json_decode(struct slice value, char *out, size_t size, size_t *ret_len)
+{
+    if (value.n < 2 || value.p[0] != '"')
+        return -EINVAL;
+    return decode_body(sub(value, 1, value.n - 1), out, size, ret_len);
+}
+
+int jp_json_string(struct slice value, char *out, size_t size)
+{
+    struct slice s;
+    size_t len;
+
+    if (string_body(value, &s) < 0)
+        return -EINVAL;
+    return decode_body(s, out, size, &len);
 }
 
 int jp_json_string_dup(struct slice value, size_t max, char **ret)
@@ -404,20 +457,25 @@ int jp_json_string_dup(struct slice value, size_t max, char **ret)
 
 bool jp_json_key_is(struct slice raw, const char *key)
 {
-    size_t n = strlen(key), at = 0;
+    return jp_json_key_eq(raw, slice_str(key));
+}
+
+bool jp_json_key_eq(struct slice raw, struct slice key)
+{
+    size_t at = 0;
     char c[4];
 
-    if (raw.n == n && memcmp(raw.p, key, n) == 0)
-        return true;
-    if (raw.n <= n || !memchr(raw.p, '\\', raw.n))
+    if (raw.n == key.n)
+        return memcmp(raw.p, key.p, key.n) == 0;
+    if (raw.n < key.n || !memchr(raw.p, '\\', raw.n))
         return false; /* an escaped spelling is longer than the key */
     for (size_t i = 0; i < raw.n;) {
         int k = decode_char(raw, &i, c);
-        if (k < 0 || at + (size_t)k > n || memcmp(key + at, c, (size_t)k) != 0)
+        if (k < 0 || at + (size_t)k > key.n || memcmp(key.p + at, c, (size_t)k) != 0)
             return false;
         at += (size_t)k;
     }
-    return at == n;
+    return at == key.n;
 }
 
 /* ---- tokens that are not JSON ---- */
@@ -452,13 +510,21 @@ static bool find_nonfinite(struct slice s)
     return found;
 }
 
-/* Cheap and sharp: text that holds neither word has neither token. */
-static bool may_have_nonfinite(struct slice s)
+/* memchr is many times faster than memmem; even in base64 the first letter is rare enough. */
+static bool has_word(struct slice s, const char *word, size_t n)
 {
-    return s.n >= 3 && (memmem(s.p, s.n, "NaN", 3) || memmem(s.p, s.n, "Infinity", 8));
+    const uint8_t *end = s.p + s.n, *at = s.p;
+
+    while ((size_t)(end - at) >= n && (at = memchr(at, word[0], (size_t)(end - at) - n + 1))) {
+        if (memcmp(at, word, n) == 0)
+            return true;
+        at++;
+    }
+    return false;
 }
 
 bool jp_json_has_nonfinite(struct slice value)
 {
-    return may_have_nonfinite(value) && find_nonfinite(value);
+    /* Text that holds neither word has neither token. */
+    return (has_word(value, "NaN", 3) || has_word(value, "Infinity", 8)) && find_nonfinite(value);
 }

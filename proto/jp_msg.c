@@ -50,12 +50,16 @@ void jp_slices_fini(struct jp_slices *s)
 /* ---- the two headers ---- */
 
 enum id { MSG_ID, MSG_TYPE, SESSION, USERNAME, SUBSHELL, IDS_OF_HEADER };
-static const char *const id_keys[IDS_OF_HEADER] = { "msg_id", "msg_type", "session", "username",
-                                                    "subshell_id" };
+static const struct slice id_keys[IDS_OF_HEADER] = {
+    { (const uint8_t *)"msg_id", 6 },       { (const uint8_t *)"msg_type", 8 },
+    { (const uint8_t *)"session", 7 },      { (const uint8_t *)"username", 8 },
+    { (const uint8_t *)"subshell_id", 11 },
+};
 #define IDS (IDS_OF_HEADER + 3) /* then the first three of the parent header */
 
 struct ids {
     char text[IDS][JP_ID_MAX];
+    size_t len[IDS];
     bool present[IDS]; /* as a string */
 };
 
@@ -70,20 +74,22 @@ static int read_header(struct slice header, struct ids *ids, size_t first, size_
 
     while ((r = jp_json_member(header, &pos, &key, &value)) > 0) {
         size_t k = 0;
-        while (k < n && !jp_json_key_is(key, id_keys[k]))
+        while (k < n && !jp_json_key_eq(key, id_keys[k]))
             k++;
         if (k == n)
             continue;
         ids->present[first + k] = value.p[0] == '"';
         ids->text[first + k][0] = '\0';
+        ids->len[first + k] = 0;
         if (value.p[0] != '"')
             continue;
-        r = jp_json_string(value, ids->text[first + k], JP_ID_MAX);
+        r = jp_json_decode(value, ids->text[first + k], JP_ID_MAX, &ids->len[first + k]);
         if (r == -ENOBUFS)
-            return err_set(e, -E2BIG, "%s.%s is longer than %u bytes", what, id_keys[k],
-                           JP_ID_MAX - 1);
+            return err_set(e, -E2BIG, "%s.%s is longer than %u bytes", what,
+                           (const char *)id_keys[k].p, JP_ID_MAX - 1);
         if (r < 0)
-            return err_set(e, -EINVAL, "%s.%s is not a valid JSON string", what, id_keys[k]);
+            return err_set(e, -EINVAL, "%s.%s is not a valid JSON string", what,
+                           (const char *)id_keys[k].p);
     }
     if (r < 0)
         return err_set(e, -EINVAL, "%s is not a JSON object", what);
@@ -108,6 +114,7 @@ static int read_ids(const struct jp_parts *p, struct ids *ids, struct err *e)
 
     for (size_t i = 0; i < IDS; i++) {
         ids->text[i][0] = '\0';
+        ids->len[i] = 0;
         ids->present[i] = false;
     }
     r = read_header(p->header, ids, 0, IDS_OF_HEADER, "header", e);
@@ -161,11 +168,6 @@ static struct slice put(uint8_t **at, struct slice s)
     return copy;
 }
 
-static const char *put_id(uint8_t **at, const char *text)
-{
-    return (const char *)put(at, slice_of(text, strlen(text) + 1)).p;
-}
-
 static void fill(struct jp_msg *m, const struct jp_parts *p, const struct ids *ids, size_t size)
 {
     struct slice *buffers = (struct slice *)(void *)(m + 1);
@@ -178,7 +180,7 @@ static void fill(struct jp_msg *m, const struct jp_parts *p, const struct ids *i
     m->refs = 1;
     m->size = size;
     for (size_t i = 0; i < IDS; i++)
-        *to[i] = put_id(&at, ids->text[i]);
+        *to[i] = (const char *)put(&at, slice_of(ids->text[i], ids->len[i] + 1)).p;
     m->parts.channel = p->channel;
     m->parts.header = put(&at, p->header);
     m->parts.parent = put(&at, p->parent);
@@ -209,7 +211,7 @@ int jp_msg_new(const struct jp_parts *parts, struct jp_msg **ret, struct err *e)
     if (r < 0)
         return r;
     for (size_t i = 0; i < IDS; i++)
-        text += strlen(ids.text[i]) + 1;
+        text += ids.len[i] + 1;
     m = mem_try_realloc(NULL, sizeof(*m) + p.n_buffers * sizeof(struct slice) + text + size);
     if (!m)
         return err_set(e, -ENOMEM, "out of memory for a message of %zu bytes", size);

@@ -13,9 +13,13 @@ int jp_json_append_strict(struct buf *out, struct slice value);
 /* Does raw (the bytes between the quotes of a key) spell `key`? Escapes are decoded, so that
  * "msg\u005ftype" cannot hide a key from us that the kernel's parser sees. */
 bool jp_json_key_is(struct slice raw, const char *key);
+bool jp_json_key_eq(struct slice raw, struct slice key);
 
-/* The bare token (letters, digits, sign, point) that starts at s.p[i]: its end. *ret_nonfinite: it is
- * NaN, Infinity or -Infinity. i itself: no token starts there. */
+/* jp_json_string for a value that a scan has found to be a string; also tells the length. */
+int jp_json_decode(struct slice value, char *out, size_t size, size_t *ret_len);
+
+/* The bare token (letters, digits, sign, point) that starts at s.p[i]: its end. *ret_nonfinite: it
+ * is NaN, Infinity or -Infinity. i itself: no token starts there. */
 size_t jp_json_token(struct slice s, size_t i, bool *ret_nonfinite);
 
 /* An array: start with *pos = 0. 1 = an element, 0 = end, -EINVAL. */
