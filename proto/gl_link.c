@@ -31,8 +31,8 @@ struct gl_stream {
     uint32_t tx_credit;
     bool want_writable;
 
-    struct buf part; /* frames so far of a message of several */
-    enum gl_type part_type;
+    struct buf part;        /* frames so far of a message of several */
+    enum gl_type part_type; /* of `part`, or of the message that is skipped */
     bool partial;
     bool skip;   /* the bulk message being received is thrown away */
     bool closed; /* bulk messages that begin are thrown away */
@@ -379,11 +379,13 @@ void gl_link_close_stream(struct gl_link *l, uint32_t stream)
     in_frame =
         l->header_len == GL_HEADER && l->rx.stream == stream && l->rx_info->class == GL_CLASS_BULK;
     if (in_frame || (s->partial && gl_type_info(s->part_type)->class == GL_CLASS_BULK)) {
+        if (in_frame) {
+            s->part_type = (enum gl_type)l->rx.type;
+            buf_clear(&l->frame);
+        }
         s->skip = true;
         s->partial = false;
         buf_fini(&s->part);
-        if (in_frame)
-            buf_clear(&l->frame);
     }
     s->closed = true;
     s->early = s->part_granted = 0;
@@ -413,7 +415,7 @@ static int frame_begin(struct gl_link *l, const uint8_t *bytes, struct err *e)
     s = &l->stream[h.stream];
     so_far = 0;
     if (t->class != GL_CLASS_URGENT) {
-        if (s->partial && s->part_type != (enum gl_type)h.type)
+        if ((s->partial || s->skip) && s->part_type != (enum gl_type)h.type)
             return err_set(e, -EPROTO, "%s frame inside a %s message on stream %u", t->name,
                            gl_type_name(s->part_type), h.stream);
         so_far = s->partial ? s->part.len : 0;
@@ -421,7 +423,8 @@ static int frame_begin(struct gl_link *l, const uint8_t *bytes, struct err *e)
     max = t->max ? t->max : l->limits.message_max;
     if (h.length > max || so_far > max - h.length)
         return err_set(e, -E2BIG, "%s message over %zu bytes", t->name, max);
-    if (!(h.flags & GL_FLAG_MORE) && so_far + h.length < t->min && !s->skip)
+    if (!(h.flags & GL_FLAG_MORE) && so_far + h.length < t->min &&
+        !(s->skip && t->class == GL_CLASS_BULK))
         return err_set(e, -EPROTO, "%s message of %zu bytes, at least %u", t->name,
                        so_far + h.length, t->min);
     if (t->class == GL_CLASS_BULK) {
@@ -429,8 +432,10 @@ static int frame_begin(struct gl_link *l, const uint8_t *bytes, struct err *e)
             return err_set(e, -EPROTO, "%s frame of %u bytes on stream %u, window is %u", t->name,
                            h.length, h.stream, s->left);
         s->left -= h.length;
-        if (s->closed && !s->partial)
+        if (s->closed && !s->partial && !s->skip) {
             s->skip = true;
+            s->part_type = (enum gl_type)h.type;
+        }
     }
     l->rx = h;
     l->rx_info = t;

@@ -10,15 +10,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static struct vm_qmp *qmp;
 static unsigned n_closed, n_replies, n_sent;
 
-static void send_some(unsigned n)
-{
-    static void *none;
-
-    (void)none;
-    for (unsigned i = 0; i < n; i++)
-        n_sent += vm_qmp_command(qmp, "query-status", NULL, -1, 100, NULL, NULL) == 0;
-}
-
 static void on_reply(void *ctx, json_t *result, const struct err *e)
 {
     (void)ctx;
@@ -33,7 +24,7 @@ static void on_ready(void *ctx)
 
     for (unsigned i = 0; i < n; i++)
         n_sent += vm_qmp_command(qmp, "cont", NULL, -1, 100, on_reply, NULL) == 0;
-    send_some(1);
+    n_sent += vm_qmp_command(qmp, "query-status", NULL, -1, 100, NULL, NULL) == 0;
 }
 
 static void on_event(void *ctx, const char *name, json_t *data)

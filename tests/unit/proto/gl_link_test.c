@@ -726,6 +726,33 @@ static void closing_in_the_midst_of_a_message_skips_its_rest(void **state)
     }
 }
 
+static void other_frames_inside_a_skipped_message_are_still_refused(void **state)
+{
+    static const struct {
+        unsigned type;
+        uint32_t n;
+    } next[] = { { GL_KERNEL_STATE, 30 }, { GL_KERNEL_STATE, 1 }, { GL_KERNEL_OUT, 30 } };
+    struct pair *p = *state;
+
+    for (size_t i = 0; i < sizeof(next) / sizeof(next[0]); i++) {
+        struct buf b;
+        struct err e = { 0 };
+
+        gl_link_reset(p->host.l);
+        gl_link_set_phase(p->host.l, GL_PHASE_RUNNING);
+        buf_init(&b, 1000);
+        raw(&b, GL_KERNEL_MSG, 1, GL_FLAG_MORE, 100);
+        gl_link_close_stream(p->host.l, 1);
+        assert_int_equal(gl_link_feed(p->host.l, buf_slice(&b), &e), 0);
+        buf_clear(&b);
+        raw(&b, next[i].type, 1, 0, next[i].n);
+        assert_int_equal(gl_link_feed(p->host.l, buf_slice(&b), &e), -EPROTO);
+        assert_non_null(strstr(e.msg, "inside a kernel_msg"));
+        buf_fini(&b);
+    }
+    assert_int_equal(p->host.n, 0);
+}
+
 static void the_window_is_whole_after_closing(void **state)
 {
     struct pair *p = *state;
@@ -1022,6 +1049,7 @@ int main(void)
         T(closing_drops_the_queue_but_finishes_what_is_begun),
         T(bulk_to_a_closed_stream_is_thrown_away_and_its_window_kept_open),
         T(closing_in_the_midst_of_a_message_skips_its_rest),
+        T(other_frames_inside_a_skipped_message_are_still_refused),
         T(the_window_is_whole_after_closing),
         T(a_new_phase_holds_for_the_next_frame_of_the_same_buffer),
         T(a_reset_from_the_callback_drops_the_rest),
