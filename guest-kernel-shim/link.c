@@ -145,7 +145,7 @@ void shim_link_flush(struct shim_link *l)
 int shim_link_open(struct shim_link *l, struct shim_loop *loop, int fd, bool port,
                    const struct shim_link_ops *ops, void *ctx, struct err *e)
 {
-    const struct gl_limits limits = { .message_max = 256u << 20, .queue_max = 512u << 20 };
+    const struct gl_limits limits = { .message_max = 256u << 20, .queue_max = SHIM_LINK_QUEUE };
     struct epoll_event ev = { .events = EPOLLIN | EPOLLOUT | EPOLLET };
     int flags = fcntl(fd, F_GETFL);
 

@@ -10,6 +10,10 @@
 #include "guest-kernel-shim/loop.h"
 #include "proto/gl.h"
 
+/* Bytes waiting per stream before gl_link_send refuses; at half of it `writable` comes. Small: what
+ * waits here delays replies on the control channel, and is lost when the host goes away. */
+#define SHIM_LINK_QUEUE (1u << 20)
+
 struct shim_link_ops {
     void (*message)(void *ctx, enum gl_type type, uint32_t stream, struct slice payload);
     void (*writable)(void *ctx, uint32_t stream);

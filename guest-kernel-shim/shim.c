@@ -16,7 +16,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#define ROOM_BYTES (512u << 10) /* half of the link's queue: what gl_link calls writable */
+#define ROOM_BYTES (SHIM_LINK_QUEUE / 2) /* where gl_link calls writable */
 #define START_MS_LOCAL 60000u
 #define START_MS_VM 180000u /* emulated guests run at a twentieth of the speed */
 #define GRACE_MS_LOCAL 3000u

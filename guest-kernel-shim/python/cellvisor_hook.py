@@ -26,6 +26,9 @@ class Hook:
         self.fd = command_fd
         self.lock = threading.Lock()
         self.pipes = {}  # descriptor -> (decoder, stream)
+        self.waiting = select.poll()
+        self.writers = {}  # stream -> its own write method
+        self.last_writer = None
         os.set_inheritable(command_fd, False)
         for fd in out_fds:
             os.set_inheritable(fd, False)
@@ -34,9 +37,9 @@ class Hook:
         self.before = ""
         if len(out_fds) == 2 and all(hasattr(s, "pub_thread") for s in self.streams):
             self.capture_descriptors(out_fds)
-            self.keep_order(*self.streams)
-            self.keep_order(*reversed(self.streams))
-        self.last_writer = None
+            for stream in self.streams:
+                self.keep_order(stream)
+            os.register_at_fork(after_in_child=self.after_fork)
         self.never_drop()
         self.pack_anything()
         self.inline_figures()
@@ -54,8 +57,10 @@ class Hook:
             else:
                 stream.fileno = lambda number=number: number
             stream.echo = None  # would come back as a second copy
+            stream.flush_timeout = 3600  # a slow reader makes the cell wait; it is not an error
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self.pipes[fd] = (decoder, stream)
+            self.waiting.register(fd, select.POLLIN)
         self.capture = True
         self.before = self.take_rest()
         # What a cell's children wrote must be out before the cell's reply.
@@ -83,20 +88,41 @@ class Hook:
                         break
                     text = decoder.decode(data)
                     if text:
-                        stream.write(text)
+                        self.put(stream, text)
 
-    def keep_order(self, stream, other):
+    def put(self, stream, text):
         """Text written to one stream goes out before later text of the other."""
-        write = stream.write
+        if self.last_writer is not stream:
+            other, self.last_writer = self.last_writer, stream
+            if other is not None and getattr(other, "_flush_pending", False):
+                other.flush()
+        return self.writers[stream](text)
 
-        def ordered(text):
-            if self.last_writer is not stream:
-                self.last_writer = stream
-                if getattr(other, "_flush_pending", False):
-                    other.flush()
-            return write(text)
+    def keep_order(self, stream):
+        """print() after os.system(): what the child wrote comes first."""
+        waiting = self.waiting.poll
+        self.writers[stream] = stream.write
 
-        stream.write = ordered
+        def write(text):
+            if self.pipes and waiting(0):
+                self.drain()
+            return self.put(stream, text)
+
+        stream.write = write
+
+    def after_fork(self):
+        """In the child of a fork() in a cell: it must not come back into the kernel's loop, whose
+        sockets it shares. It may finish its cell, then it ends."""
+        self.pipes = {}  # the parent's; and its lock may be held by a thread that is not here
+        self.shell.events.register("post_execute", self.leave)
+
+    def leave(self):
+        for stream in self.streams:
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        os._exit(0)
 
     def never_drop(self):
         """A publisher at its high-water mark drops silently: make it wait instead."""
@@ -238,7 +264,7 @@ class Hook:
 
 def replace_surrogates(obj):
     if isinstance(obj, str):
-        return obj.encode("utf-8", "replace").decode("utf-8")
+        return obj.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(obj, dict):
         return {replace_surrogates(k): replace_surrogates(v) for k, v in obj.items()}
     if isinstance(obj, (list, tuple)):

@@ -3,6 +3,7 @@ proto/gl.h and proto/jp_msg.h (frame header, credit, GL_KERNEL_MSG bodies) to dr
 Every wait has a deadline; nothing sleeps."""
 
 import base64
+import functools
 import json
 import os
 import select
@@ -75,15 +76,16 @@ class Link:
         if not data:
             self.eof = True
             return
-        self.pending += data
-        while len(self.pending) >= 12:
-            length, kind, flags, check, stream = struct.unpack("<IBBHI", self.pending[:12])
+        data, at = self.pending + data, 0
+        while len(data) - at >= 12:
+            length, kind, flags, check, stream = struct.unpack_from("<IBBHI", data, at)
             assert check == check_word(length, kind, flags, stream), "lost step"
             assert length <= FRAME_MAX
-            if len(self.pending) < 12 + length:
+            if len(data) - at < 12 + length:
                 break
-            self.take(kind, flags, stream, self.pending[12 : 12 + length])
-            self.pending = self.pending[12 + length :]
+            self.take(kind, flags, stream, data[at + 12 : at + 12 + length])
+            at += 12 + length
+        self.pending = data[at:]
 
     def take(self, kind, flags, stream, body):
         if kind in (MSG, OUT) and self.grant:
@@ -128,11 +130,11 @@ class Frame:
     def __init__(self, kind, stream, body):
         self.kind, self.stream, self.body = kind, stream, body
 
-    @property
+    @functools.cached_property
     def json(self):
         return json.loads(self.body)
 
-    @property
+    @functools.cached_property
     def msg(self):
         return Message.decode(self.body)
 
