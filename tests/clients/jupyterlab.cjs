@@ -21,6 +21,11 @@ function step(text) {
   console.log(`${new Date().toISOString().slice(11, 23)} ${text}`);
 }
 
+/** The status bar says so only when the kernel is connected; a notebook without one looks idle elsewhere. */
+function idle(page) {
+  return page.locator('#jp-bottom-panel, #jp-main-statusbar').getByText(/\| Idle/).first().waitFor();
+}
+
 async function typeCell(page, code) {
   // The last cell is always the fresh one that Shift+Enter made.
   const editor = page.locator('.jp-Notebook .jp-CodeCell .cm-content').last();
@@ -48,7 +53,7 @@ async function main() {
     await page.locator('.jp-LauncherCard[data-category="Notebook"]').first().click();
     step('notebook opened');
     await page.locator('.jp-Notebook .jp-CodeCell').first().waitFor();
-    await page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').waitFor();
+    await idle(page);
     step('kernel idle');
     // The file browser takes a third of the width: away with it.
     await page.keyboard.press('Control+b');
@@ -84,7 +89,8 @@ async function main() {
     await command(page, '0', '0');
     await page.locator('.jp-Dialog .jp-mod-accept').click();
     await page.locator('.jp-Dialog').waitFor({ state: 'detached' });
-    await page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').waitFor();
+    await page.waitForTimeout(1000); // the state before the restart may still be shown
+    await idle(page);
     await typeCell(page, 'print("df is", "known" if "df" in globals() else "forgotten")');
     await page.locator('.jp-OutputArea-output', { hasText: 'df is forgotten' }).last().waitFor();
     step('restarted');
