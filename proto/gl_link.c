@@ -218,13 +218,23 @@ misuse(const struct gl_link *l, enum gl_type type, uint32_t stream)
     abort();
 }
 
+/* -EAGAIN when n payload bytes do not fit behind what waits; an empty queue takes anything. */
+static int check_room(struct gl_link *l, uint32_t q, enum gl_class class, size_t n)
+{
+    size_t waiting = l->stream[q].tx.bytes, cap = queue_cap(l, q, class);
+
+    if (!waiting || (waiting < cap && gl_queue_framed(n) <= cap - waiting))
+        return 0;
+    l->stream[q].want_writable = true;
+    return -EAGAIN;
+}
+
 int gl_link_send(struct gl_link *l, enum gl_type type, uint32_t stream, const struct slice *parts,
                  size_t n)
 {
     const struct gl_type_info *t = gl_type_info((unsigned)type);
-    size_t size = 0, cap, max;
+    size_t size = 0;
     uint32_t q;
-    struct gl_queue *tx;
     int r;
 
     if (!t || !gl_type_legal(t, l->role, l->phase) || type == GL_CREDIT ||
@@ -232,25 +242,20 @@ int gl_link_send(struct gl_link *l, enum gl_type type, uint32_t stream, const st
         misuse(l, type, stream);
     for (size_t i = 0; i < n; i++)
         size += parts[i].n;
-    max = t->max ? t->max : l->limits.message_max;
-    if (size > max)
+    if (size > (t->max ? t->max : l->limits.message_max))
         return -E2BIG;
     if (size < t->min)
         return -EINVAL;
 
     q = queue_of(l, t, stream);
-    tx = &l->stream[q].tx;
-    cap = queue_cap(l, q, t->class);
-    if (tx->bytes && (tx->bytes >= cap || gl_queue_framed(size) > cap - tx->bytes)) {
-        l->stream[q].want_writable = true;
-        return -EAGAIN;
-    }
-    r = gl_queue_put(tx, &l->pool, type, stream, parts, n);
+    r = check_room(l, q, t->class, size);
+    if (r == 0)
+        r = gl_queue_put(&l->stream[q].tx, &l->pool, type, stream, parts, n);
     if (r < 0)
         return r;
     if (t->class != GL_CLASS_CONTROL && type != GL_KERNEL_CTL)
         l->stream[stream].closed = false; /* whoever speaks on a stream listens again */
-    if (tx->bytes > queue_cap(l, q, GL_CLASS_BULK) / 2)
+    if (l->stream[q].tx.bytes > queue_cap(l, q, GL_CLASS_BULK) / 2)
         l->stream[q].want_writable = true;
     update_ready(l, q);
     announce_output(l);
@@ -395,48 +400,72 @@ void gl_link_close_stream(struct gl_link *l, uint32_t stream)
 
 /* ---- receiving ---- */
 
-/* Judge a header against the state of link and stream; charge the window. */
-static int frame_begin(struct gl_link *l, const uint8_t *bytes, struct err *e)
+/* Who may send what when. */
+static int check_legal(const struct gl_link *l, const struct gl_type_info *t, struct err *e)
 {
     enum gl_role peer = l->role == GL_HOST ? GL_GUEST : GL_HOST;
-    const struct gl_type_info *t;
-    struct gl_stream *s;
-    struct gl_header h;
-    size_t so_far, max;
-    int r;
 
-    r = gl_header_get(bytes, &h, &t, e);
-    if (r < 0)
-        return r;
     if (!(t->from & 1u << peer))
         return err_set(e, -EPROTO, "%s frame from the %s", t->name, gl_role_name(peer));
     if (!gl_type_legal(t, peer, l->phase))
         return err_set(e, -EPROTO, "%s frame in phase %s", t->name, gl_phase_name(l->phase));
-    s = &l->stream[h.stream];
-    so_far = 0;
+    return 0;
+}
+
+/* Does the frame fit to the message in the making, and the message to its limits? */
+static int check_message(const struct gl_link *l, const struct gl_header *h,
+                         const struct gl_type_info *t, struct err *e)
+{
+    const struct gl_stream *s = &l->stream[h->stream];
+    size_t max = t->max ? t->max : l->limits.message_max, so_far = 0;
+
     if (t->class != GL_CLASS_URGENT) {
-        if ((s->partial || s->skip) && s->part_type != (enum gl_type)h.type)
+        if ((s->partial || s->skip) && s->part_type != (enum gl_type)h->type)
             return err_set(e, -EPROTO, "%s frame inside a %s message on stream %u", t->name,
-                           gl_type_name(s->part_type), h.stream);
+                           gl_type_name(s->part_type), h->stream);
         so_far = s->partial ? s->part.len : 0;
     }
-    max = t->max ? t->max : l->limits.message_max;
-    if (h.length > max || so_far > max - h.length)
+    if (h->length > max || so_far > max - h->length)
         return err_set(e, -E2BIG, "%s message over %zu bytes", t->name, max);
-    if (!(h.flags & GL_FLAG_MORE) && so_far + h.length < t->min &&
-        !(s->skip && t->class == GL_CLASS_BULK))
+    if (h->flags & GL_FLAG_MORE || (s->skip && t->class == GL_CLASS_BULK))
+        return 0;
+    if (so_far + h->length < t->min)
         return err_set(e, -EPROTO, "%s message of %zu bytes, at least %u", t->name,
-                       so_far + h.length, t->min);
-    if (t->class == GL_CLASS_BULK) {
-        if (h.length > s->left)
-            return err_set(e, -EPROTO, "%s frame of %u bytes on stream %u, window is %u", t->name,
-                           h.length, h.stream, s->left);
-        s->left -= h.length;
-        if (s->closed && !s->partial && !s->skip) {
-            s->skip = true;
-            s->part_type = (enum gl_type)h.type;
-        }
+                       so_far + h->length, t->min);
+    return 0;
+}
+
+/* Take the frame off the window; decide whether its message is thrown away. */
+static int charge_window(struct gl_link *l, const struct gl_header *h, struct err *e)
+{
+    struct gl_stream *s = &l->stream[h->stream];
+
+    if (h->length > s->left)
+        return err_set(e, -EPROTO, "%s frame of %u bytes on stream %u, window is %u",
+                       gl_type_name((enum gl_type)h->type), h->length, h->stream, s->left);
+    s->left -= h->length;
+    if (s->closed && !s->partial && !s->skip) {
+        s->skip = true;
+        s->part_type = (enum gl_type)h->type;
     }
+    return 0;
+}
+
+/* Judge a header against the state of link and stream. */
+static int frame_begin(struct gl_link *l, const uint8_t *bytes, struct err *e)
+{
+    const struct gl_type_info *t;
+    struct gl_header h;
+    int r = gl_header_get(bytes, &h, &t, e);
+
+    if (r == 0)
+        r = check_legal(l, t, e);
+    if (r == 0)
+        r = check_message(l, &h, t, e);
+    if (r == 0 && t->class == GL_CLASS_BULK)
+        r = charge_window(l, &h, e);
+    if (r < 0)
+        return r;
     l->rx = h;
     l->rx_info = t;
     l->rx_got = 0;

@@ -197,7 +197,7 @@ int jp_msg_new(const struct jp_parts *parts, struct jp_msg **ret, struct err *e)
     struct jp_parts p = *parts;
     struct ids ids;
     struct jp_msg *m;
-    size_t size, text = 0;
+    size_t size = 0, text = 0;
     int r;
 
     p.header = or_empty(p.header);

@@ -1,159 +1,6 @@
-#include "common/buf.h"
-#include "common/mem.h"
-#include "common/rdwr.h"
-#include "proto/gl_priv.h"
-#include "vectors.h"
-#include <errno.h>
+#include "gl_pair.h"
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-
-#define MESSAGE_MAX (20u << 20)
-#define QUEUE_MAX (1u << 20)
-
-/* What a link told its user. Callbacks only record; tests assert afterwards. */
-struct record {
-    enum gl_type type;
-    uint32_t stream;
-    size_t n;
-    uint64_t hash;
-    const uint8_t *p; /* where the payload lay; to compare, not to read */
-};
-struct side {
-    struct gl_link *l;
-    struct record *records;
-    size_t n, cap;
-    unsigned outputs;
-    uint32_t writable[64];
-    size_t n_writable;
-    bool grant; /* dispose of bulk at once */
-    void (*hook)(struct side *s, enum gl_type type, uint32_t stream);
-};
-
-static uint64_t hash_of(struct slice s)
-{
-    uint64_t h = 1469598103934665603u;
-
-    for (size_t i = 0; i < s.n; i++)
-        h = (h ^ s.p[i]) * 1099511628211u;
-    return h;
-}
-
-static void on_message(void *ctx, enum gl_type type, uint32_t stream, struct slice payload)
-{
-    struct side *s = ctx;
-
-    if (s->n == s->cap) {
-        s->cap = s->cap ? 2 * s->cap : 64;
-        s->records = xrealloc(s->records, s->cap * sizeof(*s->records));
-    }
-    s->records[s->n++] = (struct record) { type, stream, payload.n, hash_of(payload), payload.p };
-    if (s->grant && (type == GL_KERNEL_MSG || type == GL_KERNEL_OUT))
-        gl_link_grant(s->l, stream, payload.n);
-    if (s->hook)
-        s->hook(s, type, stream);
-}
-
-static void on_output(void *ctx)
-{
-    ((struct side *)ctx)->outputs++;
-}
-
-static void on_writable(void *ctx, uint32_t stream)
-{
-    struct side *s = ctx;
-
-    if (s->n_writable < 64)
-        s->writable[s->n_writable++] = stream;
-}
-
-static const struct gl_link_ops ops = { on_message, on_output, on_writable };
-
-struct pair {
-    struct side host, guest;
-};
-
-static int setup(void **state)
-{
-    static const struct gl_limits limits = { MESSAGE_MAX, QUEUE_MAX };
-    struct pair *p = xnew(struct pair);
-
-    p->host.l = gl_link_new(GL_HOST, &limits, &ops, &p->host);
-    p->guest.l = gl_link_new(GL_GUEST, &limits, &ops, &p->guest);
-    p->host.grant = p->guest.grant = true;
-    gl_link_set_phase(p->host.l, GL_PHASE_RUNNING);
-    gl_link_set_phase(p->guest.l, GL_PHASE_RUNNING);
-    *state = p;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct pair *p = *state;
-
-    gl_link_free(p->host.l);
-    gl_link_free(p->guest.l);
-    free(p->host.records);
-    free(p->guest.records);
-    free(p);
-    return 0;
-}
-
-/* Move what one side has to the other, `step` bytes a write. Bytes moved. */
-static size_t move(struct side *from, struct side *to, size_t step)
-{
-    size_t moved = 0;
-    struct slice s;
-    struct err e = { 0 };
-
-    while ((s = gl_link_output(from->l)).n) {
-        if (s.n > step)
-            s.n = step;
-        if (gl_link_feed(to->l, s, &e) < 0)
-            fail_msg("%s", e.msg);
-        gl_link_consumed(from->l, s.n);
-        moved += s.n;
-    }
-    return moved;
-}
-
-static void settle(struct pair *p, size_t step)
-{
-    while (move(&p->host, &p->guest, step) + move(&p->guest, &p->host, step))
-        ;
-}
-
-static int send_n(struct side *s, enum gl_type type, uint32_t stream, size_t n, uint8_t seed)
-{
-    uint8_t *bytes = xmalloc(n + 1);
-    struct slice part = slice_of(bytes, n);
-
-    for (size_t i = 0; i < n; i++)
-        bytes[i] = (uint8_t)(seed + i * 31 + (i >> 9));
-    int r = gl_link_send(s->l, type, stream, &part, 1);
-    free(bytes);
-    return r;
-}
-
-static uint64_t hash_n(size_t n, uint8_t seed)
-{
-    uint64_t h = 1469598103934665603u;
-
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ (uint8_t)(seed + i * 31 + (i >> 9))) * 1099511628211u;
-    return h;
-}
-
-static void assert_got(const struct side *s, size_t i, enum gl_type type, uint32_t stream, size_t n,
-                       uint8_t seed)
-{
-    assert_true(i < s->n);
-    assert_int_equal(s->records[i].type, type);
-    assert_int_equal(s->records[i].stream, stream);
-    assert_int_equal(s->records[i].n, n);
-    assert_true(s->records[i].hash == hash_n(n, seed));
-}
 
 /* ---- delivery ---- */
 
@@ -217,14 +64,14 @@ static void a_large_message_behind_undisposed_ones_waits_for_them_only(void **st
         assert_int_equal(send_n(&p->guest, GL_KERNEL_MSG, 1, 900000, (uint8_t)i), 0);
         settle(p, SIZE_MAX);
     }
-    assert_int_equal(send_n(&p->guest, GL_KERNEL_MSG, 1, 12 << 20, 7), 0);
+    assert_int_equal(send_n(&p->guest, GL_KERNEL_MSG, 1, MESSAGE_MAX, 7), 0);
     settle(p, SIZE_MAX);
     assert_int_equal(p->host.n, 4); /* back-pressure holds */
     for (unsigned i = 0; i < 4; i++)
         gl_link_grant(p->host.l, 1, 900000);
     settle(p, SIZE_MAX);
     assert_int_equal(p->host.n, 5);
-    assert_got(&p->host, 4, GL_KERNEL_MSG, 1, 12 << 20, 7);
+    assert_got(&p->host, 4, GL_KERNEL_MSG, 1, MESSAGE_MAX, 7);
 }
 
 /* ---- order ---- */
@@ -451,206 +298,6 @@ static void output_is_announced_once_until_seen_empty(void **state)
     assert_int_equal(p->guest.outputs, 1);
     send_n(&p->guest, GL_LOG, 0, 10, 1);
     assert_int_equal(p->guest.outputs, 2);
-}
-
-/* ---- hostile bytes ---- */
-
-static void raw(struct buf *b, unsigned type, uint32_t stream, uint8_t flags, uint32_t n)
-{
-    struct gl_header h = { n, (uint8_t)type, flags, stream };
-    uint8_t bytes[GL_HEADER];
-
-    gl_header_put(bytes, &h);
-    buf_append(b, bytes, GL_HEADER);
-    for (uint32_t i = 0; i < n; i++)
-        buf_append_byte(b, 'x');
-}
-
-struct hostile {
-    const char *text; /* in the reason */
-    int want;
-    enum gl_role peer;
-    enum gl_phase phase;
-    struct {
-        unsigned type;
-        uint32_t stream;
-        uint8_t flags;
-        uint32_t n;
-        unsigned times;
-    } frames[4];
-};
-
-static const struct hostile hostile[] = {
-    { "in phase hello", -EPROTO, GL_GUEST, GL_PHASE_HELLO, { { GL_PING, 0, 0, 1, 1 } } },
-    { "in phase hello", -EPROTO, GL_GUEST, GL_PHASE_HELLO, { { GL_KERNEL_MSG, 1, 0, 30, 1 } } },
-    { "in phase idle", -EPROTO, GL_GUEST, GL_PHASE_IDLE, { { GL_KERNEL_MSG, 1, 0, 30, 1 } } },
-    { "in phase running", -EPROTO, GL_GUEST, GL_PHASE_RUNNING, { { GL_HELLO, 0, 0, 2, 1 } } },
-    { "frame from the guest", -EPROTO, GL_GUEST, GL_PHASE_IDLE, { { GL_PREPARE, 0, 0, 2, 1 } } },
-    { "frame from the guest",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_CTL, 1, 0, 2, 1 } } },
-    { "frame from the host", -EPROTO, GL_HOST, GL_PHASE_RUNNING, { { GL_LOG, 0, 0, 2, 1 } } },
-    { "frame from the host",
-      -EPROTO,
-      GL_HOST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_OUT, 1, 0, 2, 1 } } },
-    { "inside a kernel_msg message",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_MSG, 1, 1, 30, 1 }, { GL_KERNEL_STATE, 1, 0, 30, 1 } } },
-    { "inside a kernel_msg message",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_MSG, 1, 1, 30, 1 }, { GL_KERNEL_OUT, 1, 1, 30, 1 } } },
-    { "inside a specs message",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_SPECS, 0, 1, 30, 1 }, { GL_PING, 0, 0, 3, 1 } } },
-    { "at least 20", -EPROTO, GL_GUEST, GL_PHASE_RUNNING, { { GL_KERNEL_MSG, 1, 0, 19, 1 } } },
-    { "at least 20",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_MSG, 1, 1, 9, 2 }, { GL_KERNEL_MSG, 1, 0, 1, 1 } } },
-    { "at least 4", -EPROTO, GL_GUEST, GL_PHASE_RUNNING, { { GL_CREDIT, 1, 0, 3, 1 } } },
-    { "over 4 bytes", -E2BIG, GL_GUEST, GL_PHASE_RUNNING, { { GL_CREDIT, 1, 0, 5, 1 } } },
-    { "over 64 bytes", -E2BIG, GL_GUEST, GL_PHASE_RUNNING, { { GL_PING, 0, 0, 65, 1 } } },
-    { "over 65536 bytes",
-      -E2BIG,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_EVENT, 0, 1, 65536, 1 }, { GL_EVENT, 0, 0, 1, 1 } } },
-    { "over 16777216 bytes",
-      -E2BIG,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_SPECS, 0, 1, 65536, 256 }, { GL_SPECS, 0, 0, 1, 1 } } },
-    { "window is 0",
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_KERNEL_MSG, 1, 0, 65536, 64 }, { GL_KERNEL_MSG, 1, 0, 20, 1 } } },
-    { "credit of 2021161080", /* xxxx */
-      -EPROTO,
-      GL_GUEST,
-      GL_PHASE_RUNNING,
-      { { GL_CREDIT, 1, 0, 4, 1 } } },
-    { "lost step", -EPROTO, GL_GUEST, GL_PHASE_RUNNING, { { GL_PING, 0, 0, 0, 0 } } },
-};
-
-/* One case; the bytes also in single steps, which must end the same way. */
-static void run_hostile(const struct hostile *h, size_t step)
-{
-    static const struct gl_limits limits = { MESSAGE_MAX, QUEUE_MAX };
-    enum gl_role role = h->peer == GL_HOST ? GL_GUEST : GL_HOST;
-    struct side side = { 0 };
-    struct buf b;
-    struct err e = { 0 };
-    int r = 0;
-
-    buf_init(&b, 64 << 20);
-    for (size_t i = 0; i < 4; i++)
-        for (unsigned k = 0; k < h->frames[i].times; k++)
-            raw(&b, h->frames[i].type, h->frames[i].stream, h->frames[i].flags, h->frames[i].n);
-    if (b.len == 0)
-        buf_append_str(&b, "GET / HTTP/1.1\r\n");
-    side.l = gl_link_new(role, &limits, &ops, &side);
-    gl_link_set_phase(side.l, h->phase);
-    for (struct slice s = buf_slice(&b); s.n && r == 0;) {
-        size_t n = s.n < step ? s.n : step;
-        r = gl_link_feed(side.l, slice_of(s.p, n), &e);
-        s.p += n;
-        s.n -= n;
-    }
-    if (r != h->want || !strstr(e.msg, h->text))
-        fail_msg("want %d with \"%s\", got %d \"%s\"", h->want, h->text, r, e.msg);
-    assert_int_equal(gl_link_feed(side.l, SLICE_LIT("x"), &e), -EPROTO); /* broken for good */
-    gl_link_reset(side.l);
-    assert_int_equal(gl_link_phase(side.l), GL_PHASE_HELLO);
-    buf_clear(&b);
-    raw(&b, GL_HELLO, 0, 0, 2);
-    side.n = 0;
-    assert_int_equal(gl_link_feed(side.l, buf_slice(&b), &e), 0); /* and well again */
-    assert_int_equal(side.n, 1);
-    gl_link_free(side.l);
-    free(side.records);
-    buf_fini(&b);
-}
-
-static void hostile_bytes_are_refused_with_a_reason(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof(hostile) / sizeof(hostile[0]); i++) {
-        run_hostile(&hostile[i], SIZE_MAX);
-        run_hostile(&hostile[i], 1000);
-        if (hostile[i].frames[0].times < 10)
-            run_hostile(&hostile[i], 1);
-    }
-}
-
-static void a_message_over_message_max_is_refused(void **state)
-{
-    static const struct gl_limits limits = { 100000, QUEUE_MAX };
-    struct side side = { 0 };
-    struct buf b;
-    struct err e = { 0 };
-
-    (void)state;
-    buf_init(&b, 1 << 20);
-    raw(&b, GL_KERNEL_MSG, 1, GL_FLAG_MORE, 65536);
-    raw(&b, GL_KERNEL_MSG, 1, 0, 100001 - 65536);
-    side.l = gl_link_new(GL_HOST, &limits, &ops, &side);
-    gl_link_set_phase(side.l, GL_PHASE_RUNNING);
-    assert_int_equal(gl_link_feed(side.l, buf_slice(&b), &e), -E2BIG);
-    assert_non_null(strstr(e.msg, "100000"));
-    assert_int_equal(side.n, 0);
-    gl_link_free(side.l);
-    free(side.records);
-    buf_fini(&b);
-}
-
-static void a_frame_promised_but_not_sent_takes_no_memory(void **state)
-{
-    struct pair *p = *state;
-    struct buf b;
-
-    buf_init(&b, 1 << 20);
-    for (uint32_t k = 1; k < GL_STREAMS_MAX; k++) {
-        raw(&b, GL_KERNEL_MSG, k, GL_FLAG_MORE, 10);
-        assert_int_equal(gl_link_feed(p->host.l, buf_slice(&b), NULL), 0);
-        buf_clear(&b);
-    }
-    raw(&b, GL_KERNEL_MSG, 1, 0, 65536);
-    assert_int_equal(gl_link_feed(p->host.l, slice_of(b.data, 30), NULL), 0);
-    assert_int_equal(p->host.n, 0);
-    mem_fail_at(1); /* growing the gathered message fails: reported, not fatal */
-    assert_int_equal(gl_link_feed(p->host.l, slice_of(b.data + 30, 60000), NULL), -ENOMEM);
-    mem_fail_at(0);
-    buf_fini(&b);
-}
-
-static void credit_that_was_not_used_is_refused(void **state)
-{
-    struct pair *p = *state;
-    struct buf b;
-    struct err e = { 0 };
-
-    buf_init(&b, 100);
-    raw(&b, GL_CREDIT, 1, 0, 4);
-    put_u32le(b.data + b.off + GL_HEADER, 1);
-    assert_int_equal(gl_link_feed(p->host.l, buf_slice(&b), &e), -EPROTO);
-    gl_link_reset(p->host.l);
-    gl_link_set_phase(p->host.l, GL_PHASE_RUNNING);
-    put_u32le(b.data + b.off + GL_HEADER, 0);
-    assert_int_equal(gl_link_feed(p->host.l, buf_slice(&b), &e), -EPROTO);
-    assert_non_null(strstr(e.msg, "credit of 0"));
-    buf_fini(&b);
 }
 
 /* ---- closing streams ---- */
@@ -1020,7 +667,7 @@ static void a_storm_of_messages_arrives_whole_and_in_order(void **state)
     free(s);
 }
 
-#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define T(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1042,10 +689,6 @@ int main(void)
         T(sizes_outside_the_limits_are_refused_on_send),
         T(out_of_memory_leaves_the_queue_as_it_was),
         T(output_is_announced_once_until_seen_empty),
-        cmocka_unit_test(hostile_bytes_are_refused_with_a_reason),
-        cmocka_unit_test(a_message_over_message_max_is_refused),
-        T(a_frame_promised_but_not_sent_takes_no_memory),
-        T(credit_that_was_not_used_is_refused),
         T(closing_drops_the_queue_but_finishes_what_is_begun),
         T(bulk_to_a_closed_stream_is_thrown_away_and_its_window_kept_open),
         T(closing_in_the_midst_of_a_message_skips_its_rest),
