@@ -74,6 +74,8 @@ static int op_send(struct vm *vm, enum gl_type type, uint32_t stream, const stru
     struct fake_frame *f = xnew(struct fake_frame);
     f->type = type;
     f->stream = stream;
+    if (type == GL_KERNEL_START)
+        v->stream = stream;
     if (type == GL_KERNEL_MSG)
         jp_body_decode(buf_slice(&b), &f->msg, NULL);
     else
@@ -127,6 +129,7 @@ static int acquire(struct vm_service *service, const struct vm_request *r,
     v->ev = ev;
     v->ctx = ctx;
     v->window = GL_WINDOW;
+    v->stream = 1;
     v->env = json_incref(r->env);
     list_init(&v->sent);
     snprintf(v->template_name, sizeof(v->template_name), "%s", r->template_name);
@@ -272,7 +275,7 @@ static int say_msg(struct fake_vm *v, const struct jp_msg *m)
         buf_append_slice(&b, json[i]);
     for (size_t i = 0; i < m->parts.n_buffers; i++)
         buf_append_slice(&b, m->parts.buffers[i]);
-    int r = fake_vm_raw(v, GL_KERNEL_MSG, 1, buf_slice(&b));
+    int r = fake_vm_raw(v, GL_KERNEL_MSG, v->stream, buf_slice(&b));
     buf_fini(&b);
     return r;
 }
@@ -292,7 +295,7 @@ int fake_vm_say(struct fake_vm *v, enum jp_channel ch, const char *type,
 
 void fake_vm_state(struct fake_vm *v, const char *json)
 {
-    fake_vm_raw(v, GL_KERNEL_STATE, 1, slice_str(json));
+    fake_vm_raw(v, GL_KERNEL_STATE, v->stream, slice_str(json));
 }
 
 void fake_vm_done(struct fake_vm *v, uint64_t id, bool ok)
@@ -300,7 +303,7 @@ void fake_vm_done(struct fake_vm *v, uint64_t id, bool ok)
     char text[80];
     snprintf(text, sizeof(text), "{\"id\":%llu,\"ok\":%s}", (unsigned long long)id,
              ok ? "true" : "false,\"error\":\"no\"");
-    fake_vm_raw(v, GL_KERNEL_DONE, 1, slice_str(text));
+    fake_vm_raw(v, GL_KERNEL_DONE, v->stream, slice_str(text));
 }
 
 void fake_vm_serve(struct fake_vm *v, const struct jp_msg *request)

@@ -24,6 +24,7 @@ struct fake_vm {
     size_t n_sent;
     bool is_up, released, is_down, down_queued;
     struct vm_exit exit;
+    uint32_t stream;     /* what the guest says is said on: 1, or that of the last start */
     size_t window;       /* payload bytes the guest may still send */
     size_t sent_credits; /* ever sent, for the check that all are given back */
     size_t granted;
