@@ -36,6 +36,7 @@ static void take_line(struct shim_hook *h, struct slice line)
     struct err e = { 0 };
     json_t *v = json_parse(line, &e);
     const char *error = NULL;
+    struct list_node *first;
 
     if (!json_is_object(v)) {
         error = "the hook's answer is no JSON object";
@@ -51,10 +52,11 @@ static void take_line(struct shim_hook *h, struct slice line)
         if (!error)
             error = "the hook failed without a reason";
     }
-    if (!list_empty(&h->waiting)) {
-        struct hook_call *call = list_entry(list_first(&h->waiting), struct hook_call, link);
+    first = list_first(&h->waiting);
+    if (first) {
+        struct hook_call *call = list_entry(first, struct hook_call, link);
 
-        list_remove(&call->link);
+        list_remove(first);
         call->fn(call->ctx, error);
         free(call);
     }

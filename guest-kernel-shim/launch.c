@@ -53,9 +53,9 @@ int shim_user_find(const char *passwd_path, const char *name, struct shim_user *
             continue;
         ret->uid = (uid_t)strtoul(uid, NULL, 10);
         ret->gid = (gid_t)strtoul(gid, NULL, 10);
-        snprintf(ret->name, sizeof(ret->name), "%s", user);
-        snprintf(ret->home, sizeof(ret->home), "%s", home);
-        snprintf(ret->shell, sizeof(ret->shell), "%s", shell && *shell ? shell : "/bin/sh");
+        snprintf(ret->name, sizeof(ret->name), "%.63s", user);
+        snprintf(ret->home, sizeof(ret->home), "%.255s", home);
+        snprintf(ret->shell, sizeof(ret->shell), "%.127s", shell && *shell ? shell : "/bin/sh");
         return 0;
     }
     return -ENOENT;

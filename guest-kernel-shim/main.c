@@ -125,7 +125,7 @@ int main(int argc, char **argv)
         if (o == OPT_LOCAL) {
             local = true;
         } else if (o == OPT_FD) {
-            c.link_fd = atoi(optarg);
+            c.link_fd = (int)strtol(optarg, NULL, 10);
         } else if (o == OPT_DIR) {
             c.run_dir = optarg;
         } else if (o == OPT_SPECS) {

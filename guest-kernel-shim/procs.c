@@ -21,7 +21,7 @@ bool shim_procs_parse_stat(const char *line, struct shim_proc *ret)
         return false;
     if (state == 'Z' || state == 'X')
         return false;
-    for (int field = 2; field < 21 && *rest; rest++)
+    for (int field = 2; field < 22 && *rest; rest++)
         if (*rest == ' ')
             field++;
     p.ppid = ppid;
@@ -59,7 +59,7 @@ static size_t all_procs(struct shim_proc *ret, size_t max)
         return 0;
     while (n < max && (entry = readdir(d)))
         if (isdigit((unsigned char)entry->d_name[0]) &&
-            shim_procs_get((pid_t)atoi(entry->d_name), &ret[n]))
+            shim_procs_get((pid_t)strtol(entry->d_name, NULL, 10), &ret[n]))
             n++;
     closedir(d);
     return n;

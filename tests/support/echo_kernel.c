@@ -371,7 +371,7 @@ static void run_line(struct echo *k, const char *line, struct outcome *o)
     } else if ((a = word(line, "spawn"))) {
         run_spawn(strtoul(a, NULL, 10));
     } else if ((a = word(line, "exit"))) {
-        _exit(atoi(a));
+        _exit((int)strtol(a, NULL, 10));
     } else if (word(line, "abort")) {
         abort();
     } else if (word(line, "segv")) {
@@ -613,7 +613,7 @@ int main(int argc, char **argv)
         usleep((useconds_t)strtoul(delay, NULL, 10) * 1000);
     if (code) {
         fprintf(stderr, "echo kernel: told not to start\n");
-        return atoi(code);
+        return (int)strtol(code, NULL, 10);
     }
     if (load(&k, argv[1], &e) < 0) {
         fprintf(stderr, "echo kernel: %s\n", e.msg);
