@@ -227,7 +227,8 @@ void loop_step(struct loop *l, uint64_t max_wait_ms)
     if (max_wait_ms) {
         mode = UV_RUN_ONCE;
         uv_update_time(&l->uv->loop);
-        uv_timer_start(&l->uv->step, on_step, max_wait_ms, 0);
+        /* Repeating: when it is due already before the turn polls, the next firing ends the wait. */
+        uv_timer_start(&l->uv->step, on_step, max_wait_ms, max_wait_ms);
     }
     l->uv->stepping = true;
     run_uv(l, mode);
