@@ -206,7 +206,7 @@ static void bench_zmq(const char *name, size_t text)
 int main(int argc, char **argv)
 {
     if (argc > 1)
-        limit_s = atof(argv[1]);
+        limit_s = strtod(argv[1], NULL);
     bench_link("link_100B", 100, false);
     bench_link("link_4kB", 4000, false);
     bench_link("link_1MB", 1 << 20, false);

@@ -60,7 +60,7 @@ static void strings_of_every_length_and_alignment_end_at_their_quote(void **stat
             memset(text, ' ', lead);
             text[lead] = '"';
             memset(text + lead + 1, 'x', n);
-            strcpy(text + lead + 1 + n, "\"tail\"");
+            memcpy(text + lead + 1 + n, "\"tail\"", sizeof("\"tail\""));
             assert_int_equal(jp_json_value(slice_str(text), &v, &rest), 0);
             assert_int_equal(v.n, n + 2);
             assert_bytes("rest", rest, S("tail\""));
