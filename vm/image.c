@@ -32,6 +32,7 @@ static const char finish_script[] =
     "[ -s $S/ca.crt ] && export PIP_CERT=$S/ca.crt SSL_CERT_FILE=$S/ca.crt "
     "NODE_EXTRA_CA_CERTS=$S/ca.crt\n"
     "if [ -s $S/pip.txt ]; then\n"
+    "    if [ -s $S/pip.conf ]; then export PIP_CONFIG_FILE=$S/pip.conf; fi\n"
     "    python3 -m pip install --break-system-packages --no-cache-dir --root-user-action=ignore "
     "--progress-bar off -r $S/pip.txt\n"
     "fi\n"
@@ -138,14 +139,20 @@ static int stage_specs(const struct staging *s, const struct vm_recipe *recipe, 
     return 0;
 }
 
-/* The host's trusted certificates, for pip and npm behind a proxy that terminates TLS. */
-static int stage_certs(const struct staging *s, struct err *e)
+/* The host's trusted certificates and pip configuration, for as long as the build lasts: package
+ * indexes may be private, or behind a proxy that terminates TLS. */
+static int stage_host(const struct staging *s, struct err *e)
 {
-    struct buf b;
-    if (fs_read_file(CA_BUNDLE, 8u << 20, &b, NULL) < 0)
-        return 0;
-    int r = stage_text(s, "ca.crt", buf_slice(&b), 0644, e);
-    buf_fini(&b);
+    static const char *const copies[][2] = { { CA_BUNDLE, "ca.crt" },
+                                             { "/etc/pip.conf", "pip.conf" } };
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < 2; i++) {
+        struct buf b;
+        if (fs_read_file(copies[i][0], 8u << 20, &b, NULL) < 0)
+            continue;
+        r = stage_text(s, copies[i][1], buf_slice(&b), 0644, e);
+        buf_fini(&b);
+    }
     return r;
 }
 
@@ -169,7 +176,7 @@ static int stage_all(struct tb *b, const struct staging *s, struct err *e)
     if (r == 0)
         r = stage_specs(s, b->recipe, e);
     if (r == 0)
-        r = stage_certs(s, e);
+        r = stage_host(s, e);
     if (r < 0)
         return r;
     const char *const argv[] = { "tar", "-C",   parent,    "--owner=0", "--group=0",
@@ -180,13 +187,7 @@ static int stage_all(struct tb *b, const struct staging *s, struct err *e)
 
 /* ---- resolve: do the packages exist, how many, how big ---- */
 
-struct plan {
-    unsigned packages;
-    uint64_t download_bytes;
-};
-
-/* "'URL' name_version_arch.deb 12345 SHA256:..." */
-static void count_uris(const char *text, struct plan *p)
+void tb_count_uris(const char *text, struct tb_plan *p)
 {
     for (; text && *text; text += strcspn(text, "\n"), text += *text == '\n') {
         if (*text != '\'')
@@ -198,7 +199,7 @@ static void count_uris(const char *text, struct plan *p)
     }
 }
 
-static int resolve(struct tb *b, const char *work, struct plan *ret, struct err *e)
+static int resolve(struct tb *b, const char *work, struct tb_plan *ret, struct err *e)
 {
     CLEANUP(freep) char *dir = fs_join(work, "apt");
     struct tb_apt apt;
@@ -224,14 +225,14 @@ static int resolve(struct tb *b, const char *work, struct plan *ret, struct err 
     tb_apt_close(&apt);
     if (r < 0)
         return r;
-    count_uris(buf_cstr(&out), ret);
+    tb_count_uris(buf_cstr(&out), ret);
     buf_fini(&out);
     (void)vm_store_remove_tree(dir, NULL);
     return 0;
 }
 
 /* Rough, and rather high: tree and image are each about five times the packages. */
-static int check_space(struct tb *b, const struct plan *p, struct err *e)
+static int check_space(struct tb *b, const struct tb_plan *p, struct err *e)
 {
     uint64_t need = p->download_bytes * 12 + (b->recipe->memory_mb << 20) + (200u << 20);
     uint64_t have = fs_free_bytes(b->spec->state_dir);
@@ -246,7 +247,7 @@ static int check_space(struct tb *b, const struct plan *p, struct err *e)
 /* ---- packages ---- */
 
 struct install {
-    struct plan plan;
+    struct tb_plan plan;
     unsigned fetched, unpacked, configured;
 };
 
@@ -395,7 +396,7 @@ static void add_hooks(struct args *a, const char *work, const struct staging *s,
     argf(a, "--customize-hook=sync-out /.image '%s/out'", work);
 }
 
-static int install(struct tb *b, const char *work, const struct plan *plan, int lock_fd,
+static int install(struct tb *b, const char *work, const struct tb_plan *plan, int lock_fd,
                    struct err *e)
 {
     struct staging s = { .dir = xasprintf("%s/stage/" STAGE_DIR, work),
@@ -414,16 +415,15 @@ static int install(struct tb *b, const char *work, const struct plan *plan, int 
         char *save;
         for (char *l = strtok_r(sources, "\n", &save); l; l = strtok_r(NULL, "\n", &save))
             arg(&a, l);
-        const char *const env[] = { "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:"
-                                    "/bin",
-                                    "LC_ALL=C", tmp, NULL };
+        char **env = tb_env(tmp);
         struct tb_cmd cmd = { .argv = a.argv,
-                              .env = env,
+                              .env = (const char *const *)env,
                               .keep_fd = lock_fd,
                               .out_fd = -1,
                               .on_line = on_install_line,
                               .ctx = &in };
         r = tb_run_ok(b, &cmd, "installing packages", e);
+        tb_env_free(env);
     }
     args_fini(&a);
     free(s.dir);
@@ -489,7 +489,7 @@ static int build_root(struct tb *b, const char *work, const char *final, int loc
     CLEANUP(freep) char *out = fs_join(work, "out");
     CLEANUP(freep) char *hidden = fs_join(out, ".image");
     CLEANUP(freep) char *image = fs_join(out, "root.erofs");
-    struct plan plan = { 0 };
+    struct tb_plan plan = { 0 };
     tb_begin(b, TB_RESOLVE, "asking the mirror");
     int r = prepare(work, e);
     if (r == 0)

@@ -10,29 +10,49 @@
 
 #define KEYRING "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-static const char *const c_locale_env[] = { "LC_ALL=C" };
+/* Variables of ours that would confuse tools or leak into the tree they work on. */
+static bool env_dropped(const char *v)
+{
+    static const char *const gone[] = {
+        "LC_",         "LANG",  "LANGUAGE=", "APT_CONFIG=", "TMPDIR=", "PYTHON",
+        "VIRTUAL_ENV", "PATH=", "HOME=",     "CELLVISOR_",  "DEBIAN_", "DPKG_"
+    };
+    static const char *const kept_pip[] = { "PIP_INDEX_URL=",       "PIP_EXTRA_INDEX_URL=",
+                                            "PIP_TRUSTED_HOST=",    "PIP_PROXY=",
+                                            "PIP_DEFAULT_TIMEOUT=", "PIP_RETRIES=" };
+    for (size_t i = 0; i < sizeof(gone) / sizeof(*gone); i++) {
+        if (!strncmp(v, gone[i], strlen(gone[i])))
+            return true;
+    }
+    for (size_t i = 0; i < sizeof(kept_pip) / sizeof(*kept_pip); i++) {
+        if (!strncmp(v, kept_pip[i], strlen(kept_pip[i])))
+            return false;
+    }
+    return !strncmp(v, "PIP_", 4);
+}
 
-/* Our environment with LC_ALL=C and extra, so that messages are the ones we can read. */
-static char **make_env(const char *extra)
+char **tb_env(const char *extra)
 {
     extern char **environ;
-    size_t n = 0;
+    const char *path = getenv("PATH"), *home = getenv("HOME");
+    size_t n = 0, k = 0;
     while (environ[n])
         n++;
-    char **env = xcalloc(n + 3, sizeof(*env));
-    size_t k = 0;
+    char **env = xcalloc(n + 5, sizeof(*env));
     for (size_t i = 0; i < n; i++) {
-        if (strncmp(environ[i], "LC_ALL=", 7) != 0 && strncmp(environ[i], "LANG", 4) != 0 &&
-            strncmp(environ[i], "APT_CONFIG=", 11) != 0)
+        if (!env_dropped(environ[i]))
             env[k++] = xstrdup(environ[i]);
     }
-    env[k++] = xstrdup(c_locale_env[0]);
+    env[k++] = xstrdup("LC_ALL=C");
+    env[k++] = xasprintf("PATH=%s%s/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                         path ? path : "", path && *path ? ":" : "");
+    env[k++] = xasprintf("HOME=%s", home ? home : "/root");
     if (extra)
         env[k] = xstrdup(extra);
     return env;
 }
 
-static void free_env(char **env)
+void tb_env_free(char **env)
 {
     for (size_t i = 0; env && env[i]; i++)
         free(env[i]);
@@ -55,8 +75,7 @@ static bool ends_with(const char *s, const char *tail)
     return n >= k && !strcmp(s + n - k, tail);
 }
 
-/* The first archive that looks like Debian's ("/debian"), else the first of all; security apart. */
-static void pick_sites(struct tb *b, char *text)
+void tb_pick_sites(struct tb *b, char *text)
 {
     char *save;
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
@@ -85,15 +104,15 @@ int tb_mirror(struct tb *b, struct err *e)
     /* Unlike `indextargets` this does not depend on lists having been fetched. */
     const char *const argv[] = { "apt-get", "update", "--print-uris", NULL };
     struct buf out;
-    char **env = make_env(NULL);
+    char **env = tb_env(NULL);
     int r = tb_run_text(b, argv, (const char *const *)env, 1u << 20, &out,
                         "asking apt for the Debian mirror", e);
-    free_env(env);
+    tb_env_free(env);
     if (r < 0)
         return r;
     char *text = buf_cstr(&out);
     if (text)
-        pick_sites(b, text);
+        tb_pick_sites(b, text);
     buf_fini(&out);
     if (!b->mirror)
         return err_set(e, -ENOENT,
@@ -208,7 +227,7 @@ int tb_apt_open(struct tb *b, const char *dir, struct tb_apt *ret, struct err *e
         return r;
     struct tb_apt a = { .dir = xstrdup(dir) };
     a.config_env = xasprintf("APT_CONFIG=%s/apt.conf", dir);
-    a.env = make_env(a.config_env);
+    a.env = tb_env(a.config_env);
     const char *const argv[] = { "apt-get", "update", "-q", "--error-on=any", NULL };
     struct tb_cmd cmd = {
         .argv = argv, .env = (const char *const *)a.env, .keep_fd = -1, .out_fd = -1
@@ -229,6 +248,6 @@ void tb_apt_close(struct tb_apt *a)
 {
     free(a->dir);
     free(a->config_env);
-    free_env(a->env);
+    tb_env_free(a->env);
     *a = (struct tb_apt) { 0 };
 }

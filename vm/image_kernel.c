@@ -44,8 +44,7 @@ static bool same_module(const char *file, size_t n, const char *name)
     return true;
 }
 
-/* The line of a modules.* list whose file is this module; the caller frees. NULL: none. */
-static char *find_module(const char *list, const char *name)
+char *tb_find_module(const char *list, const char *name)
 {
     while (*list) {
         size_t n = strcspn(list, "\n");
@@ -61,8 +60,7 @@ static char *find_module(const char *list, const char *name)
     return NULL;
 }
 
-/* "depends=a,b" from the module's .modinfo. */
-static char *module_depends(struct slice ko)
+char *tb_module_depends(struct slice ko)
 {
     static const char key[] = "\0depends=";
     const uint8_t *at = memmem(ko.p, ko.n, key, sizeof(key) - 1);
@@ -108,9 +106,9 @@ static int add_depends(struct tb *b, struct modules *m, char *depends, unsigned 
 static int add_module(struct tb *b, struct modules *m, const char *name, unsigned depth,
                       struct err *e)
 {
-    CLEANUP(freep) char *path = find_module(m->order, name);
+    CLEANUP(freep) char *path = tb_find_module(m->order, name);
     if (!path) {
-        CLEANUP(freep) char *built_in = find_module(m->builtin, name);
+        CLEANUP(freep) char *built_in = tb_find_module(m->builtin, name);
         if (built_in)
             return 0;
         return err_set(e, -ENOENT, "the guest kernel has no module %s", name);
@@ -126,7 +124,7 @@ static int add_module(struct tb *b, struct modules *m, const char *name, unsigne
     int r = read_module(b, m, path, &ko, e);
     if (r < 0)
         return r;
-    CLEANUP(freep) char *depends = module_depends(buf_slice(&ko));
+    CLEANUP(freep) char *depends = tb_module_depends(buf_slice(&ko));
     CLEANUP(freep) char *out = fs_join(m->out, base);
     r = add_depends(b, m, depends, depth, e);
     if (r == 0)
@@ -173,9 +171,7 @@ static int take_modules(struct tb *b, const char *tree, const char *out, struct 
     return r;
 }
 
-/* bzImage -> its payload (Linux Documentation/arch/x86/boot.rst: setup_sects at 0x1f1,
- * payload_offset at 0x248 and payload_length at 0x24c, relative to the protected-mode part). */
-static int bzimage_payload(struct slice image, struct slice *ret)
+int tb_bzimage_payload(struct slice image, struct slice *ret)
 {
     if (image.n < 0x250 || memcmp(image.p + 0x202, "HdrS", 4) != 0)
         return -EINVAL;
@@ -215,7 +211,7 @@ static int unpack_kernel(struct tb *b, const char *vmlinuz, const char *out, str
     if (r < 0)
         return r;
     const char *tool = NULL;
-    if (bzimage_payload(buf_slice(&image), &payload) == 0)
+    if (tb_bzimage_payload(buf_slice(&image), &payload) == 0)
         tool = decompressor(payload);
     if (!tool) {
         buf_fini(&image);

@@ -140,6 +140,18 @@ void tb_key(json_t *inputs, char ret[65])
 
 /* ---- before anything is done ---- */
 
+static bool in_path(const char *path, const char *program)
+{
+    while (path && *path) {
+        size_t n = strcspn(path, ":");
+        CLEANUP(freep) char *file = xasprintf("%.*s/%s", (int)n, path, program);
+        if (access(file, X_OK) == 0)
+            return true;
+        path += n + (path[n] == ':');
+    }
+    return false;
+}
+
 static int check_programs(struct err *e)
 {
     static const char *const needed[][2] = {
@@ -152,14 +164,9 @@ static int check_programs(struct err *e)
         { "tar", "tar" },
         { "ldd", "libc-bin" },
     };
-    static const char *const dirs[] = { "/usr/bin", "/bin",           "/usr/sbin",
-                                        "/sbin",    "/usr/local/bin", "/usr/local/sbin" };
     for (size_t i = 0; i < sizeof(needed) / sizeof(*needed); i++) {
-        bool found = false;
-        for (size_t k = 0; !found && k < sizeof(dirs) / sizeof(*dirs); k++) {
-            CLEANUP(freep) char *path = fs_join(dirs[k], needed[i][0]);
-            found = access(path, X_OK) == 0;
-        }
+        bool found = in_path(getenv("PATH"), needed[i][0]) ||
+                     in_path("/usr/sbin:/sbin:/usr/bin:/bin", needed[i][0]);
         if (!found)
             return err_set(e, -ENOENT,
                            "%s is missing: install the Debian package %s (apt-get install %s)",

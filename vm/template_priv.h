@@ -88,6 +88,10 @@ struct tb_apt {
     char *config_env; /* "APT_CONFIG=..." */
     char **env;       /* environment for apt commands */
 };
+/* Environment for the tools: ours without what would confuse them, messages in English, sbin in
+ * PATH, plus extra ("K=V" or NULL). */
+char **tb_env(const char *extra);
+void tb_env_free(char **env);
 /* mirror and mirror_security of b. -ENOENT: none found. */
 int tb_mirror(struct tb *b, struct err *e);
 /* How apt on this machine reaches archives (proxies, TLS, date checks): "Acquire::http::Proxy
@@ -106,5 +110,26 @@ int tb_stage_root(struct tb *b, struct err *e);   /* image.c: resolve, packages,
  * initrd.img). Writes memory and vmstate; fills *ret_facts: {"specs","kernel":{"spec","info"},
  * "memory":{"used","digest"},"fingerprint","qemu_version"}. */
 int tb_stage_snapshot(struct tb *b, const char *dir, json_t **ret_facts, struct err *e);
+
+/* ---- pure parts, apart for tests ---- */
+/* mirror and mirror_security from what `apt-get update --print-uris` says: the first archive that
+ * looks like Debian's (".../debian"), else the first of all; security archives apart. */
+void tb_pick_sites(struct tb *b, char *text);
+struct tb_plan {
+    unsigned packages;
+    uint64_t download_bytes;
+};
+/* Lines of `apt-get --print-uris install`: "'URL' name_version_arch.deb 12345 SHA256:...". */
+void tb_count_uris(const char *text, struct tb_plan *p);
+/* bzImage -> its packed payload (Linux Documentation/arch/x86/boot.rst: setup_sects at 0x1f1,
+ * payload_offset at 0x248 and payload_length at 0x24c, relative to the protected-mode part).
+ * -EINVAL: not a bzImage. */
+int tb_bzimage_payload(struct slice image, struct slice *ret);
+/* The line of a modules.order or modules.builtin whose file is this module ('-' equals '_'),
+ * without a compression suffix; the caller frees. NULL: none. */
+char *tb_find_module(const char *list, const char *name);
+/* "a,b" of "depends=a,b" in the module's .modinfo; the caller frees. */
+char *tb_module_depends(struct slice ko);
+
 /* Content key of a stage: SHA-256 of the canonical JSON; takes inputs. */
 void tb_key(json_t *inputs, char ret[65]);

@@ -21,6 +21,7 @@ struct run {
     struct tb *b;
     const struct tb_cmd *cmd;
     struct proc *proc;
+    pid_t pid; /* also of its process group */
     struct loop_fd *watch;
     struct loop_timer *kill_timer;
     int pipe_fd;
@@ -171,7 +172,8 @@ static void on_output(void *ctx, int events)
     }
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    take_line(r);
+    if (buf_slice(&r->line).n)
+        take_line(r);
     r->eof = true;
     loop_fd_set(r->watch, 0);
     check_done(r);
@@ -182,7 +184,7 @@ static void on_exit_of(void *ctx, const struct proc_exit *x)
     struct run *r = ctx;
     r->exited = true;
     r->exit = *x;
-    /* What is in the pipe is read; a daemon that kept it open must not hold us up. */
+    /* What is in the pipe is read; a leftover that keeps it open must not hold us up. */
     loop_timer_start(r->kill_timer, 1000, 0);
     check_done(r);
 }
@@ -190,10 +192,14 @@ static void on_exit_of(void *ctx, const struct proc_exit *x)
 static void on_kill_timer(void *ctx)
 {
     struct run *r = ctx;
-    if (r->exited)
+    if (r->exited) {
+        /* Something it started lives on and holds the pipe (and perhaps a lock). While a member
+         * is alive, the group's number cannot be anybody else's. */
+        (void)kill(-r->pid, SIGKILL);
         r->eof = true;
-    else
+    } else {
         (void)proc_kill(r->proc, SIGKILL, true);
+    }
     check_done(r);
 }
 
@@ -236,6 +242,7 @@ static int start(struct run *r, struct err *e)
     close(p[1]);
     if (rc < 0)
         return rc;
+    r->pid = proc_pid(r->proc);
     r->kill_timer = loop_timer_new(b->loop, on_kill_timer, r);
     r->watch = loop_fd_new(b->loop, r->pipe_fd, on_output, r);
     loop_fd_set(r->watch, LOOP_READ);
