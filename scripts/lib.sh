@@ -28,7 +28,6 @@ libzmq3-dev pc:libzmq
 libwebsockets-dev pc:libwebsockets
 libwebsockets-evlib-uv /usr/lib/*/libwebsockets-evlib_uv.so
 libsqlite3-dev pc:sqlite3
-libcmocka-dev pc:cmocka
 git git
 python3 python3
 '
@@ -45,6 +44,7 @@ zstd zstd
 ca-certificates /etc/ssl/certs/ca-certificates.crt
 '
 TEST_PACKAGES='
+libcmocka-dev pc:cmocka
 clang clang
 libclang-rt-14-dev /usr/lib/llvm-14/lib/clang/14*/lib/linux/libclang_rt.fuzzer-x86_64.a
 clang-format-14 clang-format-14
