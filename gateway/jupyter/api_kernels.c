@@ -15,9 +15,11 @@ static void set_text(json_t *o, const char *key, const char *value)
 /* Milliseconds that each stage of the sandbox's start took, from the user's request on. */
 static json_t *timings_part(const struct vm_timings *t)
 {
-    return json_pack("{s:s?, s:f, s:f, s:f, s:f, s:f, s:f}", "origin", t->origin, "queue_ms",
-                     t->queue_ms, "spawn_ms", t->spawn_ms, "load_ms", t->load_ms, "resume_ms",
-                     t->resume_ms, "assign_ms", t->assign_ms, "total_ms", t->total_ms);
+    return json_pack("{s:s?, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "origin", t->origin,
+                     "queue_ms", t->queue_ms, "spawn_ms", t->spawn_ms, "load_ms", t->load_ms,
+                     "resume_ms", t->resume_ms, "assign_ms", t->assign_ms, "total_ms", t->total_ms,
+                     "guest_entropy_ms", t->guest_entropy_ms, "guest_clock_ms", t->guest_clock_ms,
+                     "guest_hooks_ms", t->guest_hooks_ms);
 }
 
 /* What is ours in the model, under one key so that no client trips over it. */
