@@ -40,6 +40,7 @@ struct sim_session {
     uint64_t order;   /* of the last shell reply */
     uint64_t left_ms; /* when it was detached */
     bool attached;
+    bool behind; /* was away and has not caught up: only then may it be told of losses */
 };
 struct sim_client {
     struct km_client c; /* first */

@@ -36,6 +36,8 @@ static bool gap_of(struct sim *s, struct sim_session *ss, const struct jp_msg *m
     const char *p = memmem(m->parts.content.p, m->parts.content.n, mark, strlen(mark));
     if (!p)
         return false;
+    SIM_CHECK(s, ss->behind, "session %s lost something although it was attached all the time",
+              ss->name);
     ss->allowed += strtoull(p + strlen(mark), NULL, 10);
     s->gaps++;
     return true;
@@ -86,7 +88,12 @@ static void see(struct sim *s, struct sim_client *c, const struct jp_msg *m)
 void sim_client_pull(struct sim *s, struct sim_client *c, unsigned max)
 {
     struct jp_msg *m;
-    while (max-- && (m = km_client_next(&c->c))) {
+    while (max--) {
+        m = km_client_next(&c->c);
+        if (!m) {
+            s->sessions[c->session].behind = false;
+            return;
+        }
         see(s, c, m);
         jp_msg_unref(m);
     }
@@ -102,6 +109,7 @@ static void left(struct sim *s, struct sim_client *c)
 {
     c->attached = c->throttled = false;
     s->sessions[c->session].attached = false;
+    s->sessions[c->session].behind = true;
     s->sessions[c->session].left_ms = loop_now_ms(s->loop);
 }
 

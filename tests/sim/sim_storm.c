@@ -333,6 +333,9 @@ static void end(struct sim *s)
     loop_virtual_advance(s->loop, 15000);
     sim_guests_finish(s);
     check_answers(s);
+    for (unsigned i = 0; i < SIM_CLIENTS; i++)
+        SIM_CHECK(s, !s->clients[i].throttled || km_state(s->clients[i].c.kernel) != KM_K_READY,
+                  "client %u is throttled by a kernel that has caught up", i);
     loop_virtual_advance(s->loop, 120000);
     km_manager_close(s->m, on_manager_closed, s);
     loop_virtual_advance(s->loop, 10000);
