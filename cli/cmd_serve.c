@@ -50,7 +50,7 @@ static void on_km_closed(void *ctx)
 {
     struct serve *s = ctx;
     s->stop_stage = "sandboxes";
-    vm_host_close(s->host, (unsigned)s->o.shutdown_grace * 1000, on_host_closed, s);
+    vm_host_close(s->host, 0, on_host_closed, s); /* only the pools are left: nothing to wait for */
 }
 
 static void on_gw_closed(void *ctx)
@@ -264,6 +264,7 @@ static void report_ready(const struct serve *s)
     close((int)s->o.ready_fd);
 }
 
+/* CELLVISOR_BIN and the like belong to scripts and tests; a name that is close to an option is a slip. */
 static void warn_unknown_env(const char *name, const char *nearest)
 {
     if (nearest)
