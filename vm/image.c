@@ -393,7 +393,17 @@ static void add_hooks(struct args *a, const char *work, const struct staging *s,
          "--exclude-regex='^((dev|proc|sys|run|tmp)/.+|etc/apt/apt.conf.d/00mmdebstrap|\\.image)$' "
          "\"$1/.image\" \"$1\" >/dev/null",
          mkfs);
-    argf(a, "--customize-hook=sync-out /.image '%s/out'", work);
+    argf(a, "--customize-hook=copy-out /.image '%s/out'", work);
+}
+
+/* Where mmdebstrap makes its tree. Our work folder as root; else a place that the users mapped into
+ * the namespace can reach, which a home folder is not. */
+static char *tmp_variable(const char *work)
+{
+    const char *own = getenv("TMPDIR");
+    if (geteuid() == 0)
+        return xasprintf("TMPDIR=%s/tmp", work);
+    return xasprintf("TMPDIR=%s", own && *own ? own : "/var/tmp");
 }
 
 static int install(struct tb *b, const char *work, const struct tb_plan *plan, int lock_fd,
@@ -402,7 +412,7 @@ static int install(struct tb *b, const char *work, const struct tb_plan *plan, i
     struct staging s = { .dir = xasprintf("%s/stage/" STAGE_DIR, work),
                          .tar = xasprintf("%s/stage.tar", work) };
     CLEANUP(freep) char *sources = tb_sources(b, false);
-    CLEANUP(freep) char *tmp = xasprintf("TMPDIR=%s/tmp", work);
+    CLEANUP(freep) char *tmp = tmp_variable(work);
     struct args a = { .n = 0 };
     struct install in = { .plan = *plan };
     int r = stage_all(b, &s, e);

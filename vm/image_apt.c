@@ -176,15 +176,16 @@ static char *config_text(const char *dir)
                      "Dir::State::status \"%s/status\";\n"
                      "Dir::Cache \"%s/cache\";\n"
                      "Dir::Etc::sourcelist \"%s/sources.list\";\n"
-                     "Dir::Etc::sourceparts \"-\";\n"
-                     "Dir::Etc::preferences \"-\";\n"
-                     "Dir::Etc::preferencesparts \"-\";\n"
+                     "Dir::Etc::sourceparts \"/dev/null\";\n"
+                     "Dir::Etc::preferences \"/dev/null\";\n"
+                     "Dir::Etc::preferencesparts \"/dev/null\";\n"
                      "APT::Architecture \"amd64\";\n"
                      "APT::Architectures \"amd64\";\n"
                      "APT::Install-Recommends \"false\";\n"
                      "APT::Sandbox::User \"root\";\n"
                      "Acquire::Languages \"none\";\n"
                      "Acquire::Retries \"3\";\n"
+                     "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n"
                      "Debug::NoLocking \"true\";\n",
                      dir, dir, dir, dir, dir);
 }

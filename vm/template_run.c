@@ -104,6 +104,12 @@ int tb_cause(const char *line, const struct vm_recipe *recipe, char *ret, size_t
         snprintf(ret, size, "%s \"%s\"%s%s", p->before, word, p->after, key);
         return 2;
     }
+    if (strstr(line, "unable to pick chroot mode")) {
+        snprintf(ret, size,
+                 "mmdebstrap needs user namespaces here: install the Debian package uidmap, check "
+                 "that /etc/subuid has a line for you, or build as root");
+        return 2;
+    }
     if (strstr(line, "Temporary failure resolving") || strstr(line, "Could not resolve")) {
         snprintf(ret, size, "the package mirror cannot be reached: %.200s", line);
         return 2;

@@ -177,9 +177,11 @@ static void test_loading_errors_name_the_file(void **state)
     CLEANUP(freep) char *missing = fs_join(dir, "missing");
     assert_int_equal(vm_recipe_load(missing, &r, &e), -ENOENT);
     assert_non_null(strstr(e.msg, missing));
-    CLEANUP(freep) char *file = fs_join(dir, "template.json");
+    CLEANUP(freep) char *folder = fs_join(dir, "wrong");
+    CLEANUP(freep) char *file = fs_join(folder, "template.json");
+    assert_int_equal(fs_mkdir_p(folder, 0755, NULL), 0);
     assert_int_equal(fs_write_atomic(file, SLICE_LIT("{\"vcpus\":\"x\"}"), 0644, NULL), 0);
-    assert_int_equal(vm_recipe_load(dir, &r, &e), -EINVAL);
+    assert_int_equal(vm_recipe_load(folder, &r, &e), -EINVAL);
     assert_non_null(strstr(e.msg, "template.json: vcpus"));
 }
 
