@@ -269,11 +269,9 @@ void shim_flow_kernel_state(struct shim *s, struct shim_kernel *k)
         took(s, "kernel started");
         prepare_run(s, "preload", on_prepare_preload);
     } else if (k->sm.state == SHIM_KERNEL_EXITED) {
-        char text[300];
+        char text[1024];
 
-        snprintf(text, sizeof(text), "the kernel ended (%s, exit code %d, signal %d): %.200s",
-                 k->exit.reason, k->exit.code, k->exit.signal,
-                 k->tail.len ? buf_cstr(&k->tail) : "no output");
+        shim_kernel_end_text(k, text, sizeof(text));
         flow_fail(s, text);
         flow_end(s);
     }

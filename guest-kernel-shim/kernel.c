@@ -140,11 +140,27 @@ static void stop_timers(struct shim_kernel *k)
     k->n_orphans = 0;
 }
 
+void shim_kernel_end_text(struct shim_kernel *k, char *ret, size_t size)
+{
+    const char *tail = k->tail.len ? buf_cstr(&k->tail) : NULL;
+    char how[48] = "";
+
+    if (k->exit.signal >= 0)
+        snprintf(how, sizeof(how), ", signal %d", k->exit.signal);
+    else if (k->exit.code >= 0)
+        snprintf(how, sizeof(how), ", exit code %d", k->exit.code);
+    snprintf(ret, size, "the kernel ended (%s%s)%s%s", k->exit.reason ? k->exit.reason : "killed",
+             how, tail ? ": " : "", tail ? tail : "");
+}
+
 static void end_process_state(struct shim_kernel *k)
 {
+    char text[1024];
+
+    shim_kernel_end_text(k, text, sizeof(text));
     stop_timers(k);
     shim_kernel_close_io(k);
-    shim_kernel_request_done(k, "the kernel has ended");
+    shim_kernel_request_done(k, text);
     shim_kernel_interrupted(k, "the kernel has ended");
     if (k->dir[0])
         fs_rm_rf(k->dir, NULL);
@@ -341,6 +357,7 @@ static int make_pipes(struct shim_kernel *k, struct launch *l, struct err *e)
 
         if (pipe2(p, O_CLOEXEC) < 0)
             return err_errno(e, errno, "pipe");
+        fcntl(p[0], F_SETPIPE_SZ, SHIM_PIPE_BYTES); /* else it is a slower 64 KiB */
         k->out_fd[i] = p[0];
         l->out_w[i] = p[1];
     }

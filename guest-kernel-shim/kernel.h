@@ -29,7 +29,8 @@ enum shim_kernel_state {
 };
 extern const struct sm_def shim_kernel_sm;
 
-#define SHIM_TAIL_MAX 8192u /* last bytes of descriptors 1 and 2 in exit reports */
+#define SHIM_TAIL_MAX 8192u         /* last bytes of descriptors 1 and 2 in exit reports */
+#define SHIM_PIPE_BYTES (256 << 10) /* behind descriptors 1 and 2 */
 
 struct shim_exit {
     const char *reason; /* "exit", "signal", "oom", "start_failed", "stopped" */
@@ -104,6 +105,7 @@ struct shim_kernel {
     char *info; /* kernel_info_reply content */
     struct shim_exit exit;
     uint64_t started_ms, deadline_ms;
+    bool probe_counts; /* all channels were up when it was sent */
     unsigned stage;    /* of STOPPING and of probing */
     bool drain_forced; /* DRAINING has taken long enough (an orphan holds a pipe) */
     struct shim_timer timer, key_timer;
@@ -141,7 +143,9 @@ void shim_kernel_execute(struct shim_kernel *k, const char *code, void (*fn)(voi
                          void *ctx);
 /* New session id and HMAC key for the process, through its hook, with fresh entropy. */
 void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx);
-bool shim_kernel_alive(const struct shim_kernel *k);   /* a process exists */
+bool shim_kernel_alive(const struct shim_kernel *k); /* a process exists */
+/* One line for people: reason, code or signal, and the tail. */
+void shim_kernel_end_text(struct shim_kernel *k, char *ret, size_t size);
 bool shim_kernel_drained(const struct shim_kernel *k); /* inside: all delivered */
 
 /* ---- kernel.c and kernel_io.c between themselves ---- */

@@ -18,7 +18,7 @@
 #define BATCH 32 /* iopub messages between two looks at the pipes */
 #define TURNS 8  /* batches before other kernels get their turn */
 #define OUT_CHUNK (32u << 10)
-#define OUT_BATCH (128u << 10) /* a pipe holds 64 KiB: this takes all that precedes a message */
+#define OUT_BATCH (SHIM_PIPE_BYTES + OUT_CHUNK) /* all that precedes a message */
 #define INFO_MAX (256u << 10)
 #define ERROR_MAX (16u << 10)
 
@@ -217,6 +217,7 @@ void shim_kernel_request_done(struct shim_kernel *k, const char *error)
 void shim_kernel_probe(struct shim_kernel *k)
 {
     k->request.replied = k->request.idle = false;
+    k->probe_counts = shim_zmq_connected(k->zmq);
     shim_kernel_send_own(k, JP_SHELL, "kernel_info_request", "{}", &k->request.msg_id);
 }
 
@@ -251,6 +252,11 @@ static void request_progress(struct shim_kernel *k)
     if (!r->msg_id || !r->replied || !r->idle)
         return;
     if (k->sm.state == SHIM_KERNEL_STARTING) {
+        if (!k->probe_counts) {
+            if (shim_zmq_connected(k->zmq))
+                shim_kernel_probe(k); /* else the timer does */
+            return;
+        }
         shim_kernel_request_done(k, NULL);
         shim_kernel_running(k);
         return;

@@ -14,6 +14,7 @@
 
 #define FRAMES_MAX (JP_ZMQ_IDS_MAX + 6u + JP_BUFFERS_MAX)
 #define RECONNECT_MS 20
+#define EVENTS (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 
 struct port {
     struct shim_zmq *z;
@@ -21,6 +22,7 @@ struct port {
     void *socket, *monitor;
     struct shim_watch watch, monitor_watch;
     unsigned connected, ended; /* connections made and ended so far */
+    bool greeted;              /* a handshake was completed */
     bool blocked;              /* a send said EAGAIN */
 };
 
@@ -73,6 +75,8 @@ static void read_monitor(struct port *p)
             p->connected++;
         else if (event == ZMQ_EVENT_DISCONNECTED)
             p->ended++;
+        else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+            p->greeted = true;
     }
 }
 
@@ -114,8 +118,7 @@ static int open_port(struct shim_zmq *z, enum jp_channel c, struct err *e)
         return err_set(e, -EIO, "%s socket: %s", jp_channel_name(c), zmq_strerror(zmq_errno()));
     snprintf(addr, sizeof(addr), "inproc://monitor-%p", p->socket);
     p->monitor = zmq_socket(z->o.zmq_ctx, ZMQ_PAIR);
-    if (!p->monitor ||
-        zmq_socket_monitor(p->socket, addr, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED) < 0 ||
+    if (!p->monitor || zmq_socket_monitor(p->socket, addr, EVENTS) < 0 ||
         zmq_connect(p->monitor, addr) < 0)
         return err_set(e, -EIO, "%s monitor: %s", jp_channel_name(c), zmq_strerror(zmq_errno()));
     snprintf(addr, sizeof(addr), "ipc://%s-%d", z->o.ip, port_number[c]);
@@ -273,6 +276,16 @@ void shim_zmq_forget_key(struct shim_zmq *z)
 {
     jp_signer_free(z->old_signer);
     z->old_signer = NULL;
+}
+
+bool shim_zmq_connected(struct shim_zmq *z)
+{
+    for (enum jp_channel c = 0; c < JP_CHANNELS; c++) {
+        read_monitor(&z->port[c]);
+        if (!z->port[c].greeted)
+            return false;
+    }
+    return true;
 }
 
 bool shim_zmq_disconnected(struct shim_zmq *z)

@@ -37,6 +37,8 @@ int shim_zmq_send(struct shim_zmq *z, const struct jp_msg *m);
  * shim_zmq_forget_key. */
 void shim_zmq_rekey(struct shim_zmq *z, struct slice key);
 void shim_zmq_forget_key(struct shim_zmq *z);
+/* Are all four channels up? (A router drops what it would send to an identity not yet seen.) */
+bool shim_zmq_connected(struct shim_zmq *z);
 /* Have all connections that were ever made ended (the kernel is gone and all its bytes are here)?
  */
 bool shim_zmq_disconnected(struct shim_zmq *z);

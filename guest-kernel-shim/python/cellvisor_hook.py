@@ -17,6 +17,9 @@ import os
 import select
 import sys
 import threading
+import time
+
+LAST_WORDS = 0.02  # seconds that output stays in the pipes, where it survives a crash of the process
 
 
 class Hook:
@@ -89,6 +92,11 @@ class Hook:
                     text = decoder.decode(data)
                     if text:
                         self.put(stream, text)
+
+    def flush_soon(self):
+        for stream in self.streams:
+            if getattr(stream, "_flush_pending", False):
+                stream.pub_thread.schedule(stream._flush)
 
     def put(self, stream, text):
         """Text written to one stream goes out before later text of the other."""
@@ -197,7 +205,9 @@ class Hook:
             ready = dict(poll.poll())
             if any(fd in ready for fd in self.pipes):
                 try:
+                    time.sleep(LAST_WORDS)
                     self.drain()
+                    self.flush_soon()
                 except Exception as error:
                     self.complain("output of descriptors 1 and 2", error)
             for fd in self.pipes:

@@ -66,8 +66,12 @@ static int op_send(struct vm *vm, enum gl_type type, uint32_t stream, const stru
     struct buf b;
     if (!v->is_up || v->down_queued)
         return -ENOTCONN;
+    if (v->send_error && type == GL_KERNEL_MSG)
+        return v->send_error;
     if (v->full && type == GL_KERNEL_MSG)
         return -EAGAIN;
+    if (v->room && type == GL_KERNEL_MSG && --v->room == 0)
+        v->full = true;
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < n; i++)
         buf_append_slice(&b, parts[i]);

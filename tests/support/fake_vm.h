@@ -28,8 +28,10 @@ struct fake_vm {
     size_t window;       /* payload bytes the guest may still send */
     size_t sent_credits; /* ever sent, for the check that all are given back */
     size_t granted;
-    bool full;     /* sends give -EAGAIN */
-    size_t queued; /* what vm_queued says */
+    int send_error; /* what sends of messages give, 0 = nothing */
+    unsigned room;  /* not 0: so many messages are taken, then it is full */
+    bool full;      /* sends give -EAGAIN */
+    size_t queued;  /* what vm_queued says */
     unsigned closed_streams;
     char template_name[40], spec[40];
     json_t *env;

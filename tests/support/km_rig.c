@@ -107,6 +107,8 @@ static void client_throttle(struct km_client *c, bool on)
         of(c)->throttles_on++;
     else
         of(c)->throttles_off++;
+    if (!on && of(c)->eager)
+        rig_submit(of(c), JP_SHELL, "execute_request", "again", of(c)->eager);
 }
 
 static const struct km_client_ops ops = { client_wake, client_closed, client_throttle };

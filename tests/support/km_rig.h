@@ -23,7 +23,8 @@ struct rig_client {
     unsigned wakes, throttles_on, throttles_off, closes;
     enum km_close_why why;
     char why_text[300];
-    bool lazy; /* does not pull when woken */
+    const char *eager; /* content of a request that it sends whenever it may again */
+    bool lazy;         /* does not pull when woken */
 };
 
 void rig_init(struct rig *r);
