@@ -199,6 +199,29 @@ static bool has_room(const struct km_kernel *k)
            k->router.n <= KM_REQS_MAX / 2;
 }
 
+static struct km_client *next_throttled(struct km_kernel *k)
+{
+    LIST_FOR_EACH (&k->clients, n) {
+        struct km_client *c = list_entry(n, struct km_client, link);
+        if (c->throttled && c->pass != k->pass)
+            return c;
+    }
+    return NULL;
+}
+
+/* Clients that were refused may submit again. Each gets one chance in a pass: what it kept may be
+ * too large for the room there is, so that it is refused at once. */
+static void unthrottle(struct km_kernel *k)
+{
+    struct km_client *c;
+    k->pass++;
+    while (has_room(k) && (c = next_throttled(k))) {
+        c->pass = k->pass;
+        c->throttled = false;
+        c->ops->throttle(c, false);
+    }
+}
+
 static void send_waiting(struct km_kernel *k);
 
 /* Wakes, and clients that may submit again. Each step may change the lists: start over from their
@@ -217,18 +240,7 @@ static void flush(void *ctx)
         else
             c->awake = false;
     }
-    for (bool found = has_room(k); found;) {
-        found = false;
-        LIST_FOR_EACH (&k->clients, cn) {
-            struct km_client *c = list_entry(cn, struct km_client, link);
-            if (!c->throttled)
-                continue;
-            c->throttled = false;
-            found = true;
-            c->ops->throttle(c, false);
-            break;
-        }
-    }
+    unthrottle(k);
 }
 
 void km_flush_soon(struct km_kernel *k)
@@ -242,8 +254,11 @@ void km_flush_soon(struct km_kernel *k)
 void km_publish(struct km_kernel *k, struct jp_msg *m, uint32_t peer, uint64_t *ret_seq)
 {
     bool any = false;
+    uint64_t joined = k->log.total_joined, lost = k->log.total_lost;
     km_log_append(&k->log, m, peer, ret_seq);
     metric_add(k->m->met.messages, 1);
+    metric_add(k->m->met.joined, (double)(k->log.total_joined - joined));
+    metric_add(k->m->met.lost, (double)(k->log.total_lost - lost));
     LIST_FOR_EACH (&k->clients, n) {
         struct km_client *c = list_entry(n, struct km_client, link);
         if (c->awake || !km_log_has(&c->peer->cursor))
@@ -526,8 +541,11 @@ int km_client_submit(struct km_client *c, struct jp_msg *m)
     struct km_kernel *k = c->kernel;
     if (!k)
         return -ESRCH;
-    if (m->parts.header.n > KM_HEADER_MAX)
-        return -E2BIG;
+    if (m->parts.header.n > KM_HEADER_MAX) {
+        km_synth_refuse(k, m, c->peer->id, "MessageRefusedError",
+                        "the header of the message is longer than 64 KiB");
+        return 0;
+    }
     if (km_state(k) == KM_K_DEAD && strcmp(m->msg_type, "shutdown_request") != 0) {
         char text[400];
         snprintf(text, sizeof(text),

@@ -18,8 +18,12 @@ void km_guest_grant(struct km_kernel *k)
         return;
     /* A client that is attached and slow keeps the log full: the guest waits, nothing is lost. */
     if (k->log.bytes + KM_LOG_RESERVE > k->log.bytes_max) {
+        if (!k->held_back)
+            metric_add(k->m->met.held_back, 1);
+        k->held_back = true;
         return;
     }
+    k->held_back = false;
     size_t n = k->ungranted;
     k->ungranted = 0;
     vm_grant(k->box->vm, k->stream, n);
@@ -50,7 +54,7 @@ static void learn_session(struct km_kernel *k, const struct jp_msg *m)
 /* Whose is output that bypasses the protocol? That of the cell that runs. */
 static void note_running(struct km_kernel *k, struct jp_msg *m, bool busy)
 {
-    if (busy && !jp_type_untracked(m->parent_type)) {
+    if (busy && !jp_type_untracked(m->parent_type) && m->size <= KM_HEADER_MAX) {
         jp_msg_unref(k->raw_parent);
         k->raw_parent = jp_msg_ref(m);
     } else if (!busy && k->raw_parent && !strcmp(k->raw_parent->parent_id, m->parent_id)) {
@@ -120,7 +124,7 @@ static void on_reply(struct km_kernel *k, struct jp_msg *m)
         return;
     }
     km_inputs_drop(k, q->msg_id);
-    if (!strcmp(m->msg_type, "kernel_info_reply") && m->parts.content.n < KM_HEADER_MAX) {
+    if (!strcmp(m->msg_type, "kernel_info_reply") && m->parts.content.n <= KM_INFO_MAX) {
         free(k->info);
         k->info = slice_dup(m->parts.content);
     }
@@ -157,6 +161,10 @@ static void on_input_request(struct km_kernel *k, struct jp_msg *m)
         jp_msg_unref(old->msg);
         free(old);
     }
+    if (m->size > KM_HEADER_MAX) { /* not worth remembering */
+        km_publish(k, m, q->peer, NULL);
+        return;
+    }
     struct km_input *in = xnew(struct km_input);
     in->msg = jp_msg_ref(m);
     in->peer = q->peer;
@@ -164,13 +172,22 @@ static void on_input_request(struct km_kernel *k, struct jp_msg *m)
     km_publish(k, m, q->peer, &in->seq);
 }
 
+static void bad_message(struct km_kernel *k, const char *why)
+{
+    uint64_t n = ++k->bad_messages;
+    metric_add(k->m->met.bad_messages, 1);
+    if (!(n & (n - 1)))
+        log_warn(&k->log_ctx,
+                 "a message of the sandbox cannot be read and was dropped (%llu so far): %s",
+                 (unsigned long long)n, why);
+}
+
 static void on_message(struct km_kernel *k, struct slice payload)
 {
     CLEANUP(jp_msg_unrefp) struct jp_msg *m = NULL;
     struct err e = { 0 };
     if (jp_body_decode(payload, &m, &e) < 0) {
-        metric_add(k->m->met.bad_messages, 1);
-        log_warn(&k->log_ctx, "a message of the kernel cannot be read and was dropped: %s", e.msg);
+        bad_message(k, e.msg);
         return;
     }
     switch (m->parts.channel) {
@@ -386,8 +403,7 @@ void km_guest_message(struct km_kernel *k, enum gl_type type, uint32_t stream, s
     struct err e = { 0 };
     CLEANUP(json_decrefp) json_t *o = json_parse(payload, &e);
     if (!json_is_object(o)) {
-        metric_add(k->m->met.bad_messages, 1);
-        log_warn(&k->log_ctx, "%s cannot be read: %s", gl_type_name(type), e.msg);
+        bad_message(k, e.msg);
         return;
     }
     if (type == GL_KERNEL_STATE)

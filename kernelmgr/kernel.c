@@ -304,7 +304,7 @@ int km_kernel_acquire(struct km_kernel *k, struct err *e)
 void km_kernel_ready(struct km_kernel *k, struct slice info)
 {
     struct km_metrics *met = &k->m->met;
-    if (info.n && jp_json_is_object(info)) {
+    if (info.n && info.n <= KM_INFO_MAX && jp_json_is_object(info)) {
         free(k->info);
         k->info = slice_dup(info);
     }
@@ -341,6 +341,11 @@ void km_kernel_answer_all(struct km_kernel *k, const char *text)
 void km_kernel_process_ended(struct km_kernel *k, const char *text)
 {
     km_kernel_answer_all(k, text);
+    /* What the link still holds was meant for the old process. */
+    if (k->box && k->box->up && vm_queued(k->box->vm, k->stream)) {
+        vm_close_stream(k->box->vm, k->stream);
+        k->ungranted = 0;
+    }
     km_inputs_drop(k, NULL);
     buf_clear(&k->raw[0]);
     buf_clear(&k->raw[1]);

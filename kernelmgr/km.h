@@ -124,6 +124,7 @@ struct km_client { /* embedded by its owner; fields belong to kernelmgr */
     uint64_t cursor;            /* sequence number of the last message pulled */
     struct list_node link;      /* km_kernel::clients */
     struct list_node wake_link; /* km_kernel::wakes */
+    uint32_t pass;              /* of handing out chances to submit again */
     bool awake, throttled;
 };
 /* session "" makes one up. A cursor kept for this session (client was here before) continues:
@@ -138,8 +139,9 @@ int km_client_attach(struct km_client *c, struct km_kernel *k, const char *sessi
 void km_client_detach(struct km_client *c); /* idempotent; keeps the cursor for replay_ttl */
 /* Hand a message of the client to the kernel (keeps a reference). Messages before the kernel is
  * ready wait in order. 0; -EAGAIN: refused, throttle(on) is in force: keep it and try again after
- * throttle(off); -ESRCH kernel dead (an error reply has been put in the log for requests); -E2BIG
- * header over 64 KiB. */
+ * throttle(off); -ESRCH kernel dead (an error reply has been put in the log for requests).
+ * Whatever else is wrong with a request (header over 64 KiB, too large for the sandbox link, an id
+ * that another client has in flight) is told to the client by an error reply. */
 int km_client_submit(struct km_client *c, struct jp_msg *m);
 /* Next message for this client, a new reference, or NULL: nothing now (wake will come). */
 struct jp_msg *km_client_next(struct km_client *c);

@@ -17,6 +17,7 @@
 #define KM_OUTBOX_MAX (16u << 20) /* bytes of client messages that wait for the kernel */
 #define KM_OUTBOX_COUNT_MAX 4096u
 #define KM_HEADER_MAX (64u << 10) /* header of a client message */
+#define KM_INFO_MAX (256u << 10)  /* kernel_info_reply content that is kept */
 #define KM_INPUTS_MAX 16u         /* open input_requests (one per subshell) */
 #define KM_INTERRUPT_TIMEOUT_MS 10000u
 #define KM_STABLE_MS 10000u /* alive so long: the count of restarts in a row starts again */
@@ -117,12 +118,15 @@ struct km_kernel {
     struct km_router router;
     struct list clients, peers, wakes, urgent, outbox, inputs, executions, ops;
     size_t outbox_bytes, outbox_count;
+    bool held_back;
     size_t ungranted; /* guest payload bytes whose credit we hold back */
     uint32_t next_peer;
     uint64_t next_ctl, restart_ctl; /* ids of GL_KERNEL_CTL; of the running restart */
     struct buf raw[2];              /* per fd: an unfinished UTF-8 sequence of GL_KERNEL_OUT */
     struct jp_msg *raw_parent; /* last tracked busy status: its parent header owns raw output */
     bool flush_queued;
+    uint32_t pass;         /* see unthrottle() */
+    uint64_t bad_messages; /* of the guest; logged at powers of two */
     struct loop_timer *timer;
     uint64_t timer_at_ms;
 };

@@ -36,6 +36,12 @@ static void make_metrics(struct km_manager *m, struct metrics *ms)
         metrics_counter(ms, "cellvisor_messages_total", "", "Messages put in kernel logs.");
     t->made_up =
         metrics_counter(ms, "cellvisor_messages_synthesised_total", "", "Messages of our own.");
+    t->joined = metrics_counter(ms, "cellvisor_messages_joined_total", "",
+                                "Stream messages joined to the one before.");
+    t->lost = metrics_counter(ms, "cellvisor_messages_lost_total", "",
+                              "Messages dropped by replay limits; their readers are told.");
+    t->held_back = metrics_counter(ms, "cellvisor_backpressure_total", "",
+                                   "Times a guest was held back because a client reads slowly.");
     t->bad_messages =
         metrics_counter(ms, "cellvisor_guest_messages_bad_total", "", "Unreadable guest messages.");
     t->start_seconds =

@@ -81,13 +81,36 @@ void km_synth_answer(struct km_kernel *k, struct km_req *q, const char *ename, c
     km_router_remove(&k->router, q);
 }
 
+/* What a client needs to tell whose parent it is, for headers that are too long to be sent back. */
+static char *minimal_header(const struct jp_msg *m)
+{
+    const char *const fields[][2] = { { "msg_id", m->msg_id },
+                                      { "msg_type", m->msg_type },
+                                      { "session", m->session } };
+    struct buf b;
+    buf_init(&b, 8192);
+    for (size_t i = 0; i < 3; i++) {
+        buf_printf(&b, "%s\"%s\": ", i ? ", " : "{", fields[i][0]);
+        buf_append_json_string(&b, slice_str(fields[i][1]));
+    }
+    buf_append_byte(&b, '}');
+    char *s = xstrdup(buf_cstr(&b));
+    buf_fini(&b);
+    return s;
+}
+
 void km_synth_refuse(struct km_kernel *k, const struct jp_msg *m, uint32_t peer, const char *ename,
                      const char *evalue)
 {
     char type[JP_ID_MAX];
+    CLEANUP(freep) char *minimal = NULL;
     struct slice parent = m->parts.header;
     if (!jp_reply_type(m->msg_type, type))
         return;
+    if (parent.n > KM_HEADER_MAX) {
+        minimal = minimal_header(m);
+        parent = slice_str(minimal);
+    }
     km_synth_status(k, "busy", parent, peer);
     if (!strcmp(m->msg_type, "execute_request")) {
         CLEANUP(freep) char *content = error_content(ename, evalue, false, false);

@@ -80,14 +80,14 @@ static void take_frames(struct sim *s, struct sim_guest *g)
 static bool say_number(struct sim *s, struct sim_guest *g, const struct jp_msg *parent)
 {
     struct km_kernel *k = kernel_of(g->vm);
-    static char content[300100];
+    static char content[150200];
     if (!k)
         return false;
     uint64_t *n = sim_numbers(s, k->id);
     unsigned long long v = *n + 1;
     bool stream = sim_chance(&s->rng, 70);
     size_t pad =
-        sim_chance(&s->rng, s->mood == SIM_FLOOD ? 15 : 2) ? 300000 : sim_below(&s->rng, 300);
+        sim_chance(&s->rng, s->mood == SIM_FLOOD ? 15 : 2) ? 150000 : sim_below(&s->rng, 300);
     int at = stream ? snprintf(content, 100, "{\"name\": \"stdout\", \"text\": \"#%llu;", v)
                     : snprintf(content, 100, "{\"data\": {\"text/plain\": \"#%llu;", v);
     memset(content + at, '.', pad);

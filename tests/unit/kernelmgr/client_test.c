@@ -466,9 +466,10 @@ static void an_absent_client_never_holds_the_guest_back(void **state)
     free(content);
 }
 
-static void a_message_over_the_links_limit_is_refused_with_an_answer(void **state)
+static void a_header_that_is_too_long_is_refused_with_an_answer(void **state)
 {
     struct bench *t = *state;
+    const struct jp_msg *reply;
     begin(t);
     char *header = malloc(70000);
     memset(header, 'h', 70000);
@@ -478,9 +479,54 @@ static void a_message_over_the_links_limit_is_refused_with_an_answer(void **stat
     struct jp_parts p = { .channel = JP_SHELL, .header = slice_str(header) };
     struct jp_msg *m = NULL;
     assert_int_equal(jp_msg_new(&p, &m, NULL), 0);
-    assert_int_equal(km_client_submit(&t->a.c, m), -E2BIG);
+    assert_int_equal(km_client_submit(&t->a.c, m), 0);
     jp_msg_unref(m);
     free(header);
+    rig_turn(&t->r);
+    assert_null(fake_vm_take(t->vm));
+    assert_story(&t->a, "x", "busy error execute_reply idle");
+    rig_count(&t->a, "execute_reply", "x", &reply);
+    assert_true(rig_content_has(reply, "64 KiB"));
+    assert_true(reply->size < 1000);
+}
+
+static void a_message_that_the_link_never_takes_is_answered(void **state)
+{
+    struct bench *t = *state;
+    const struct jp_msg *reply;
+    begin(t);
+    t->vm->send_error = -E2BIG;
+    assert_int_equal(rig_submit(&t->a, JP_SHELL, "execute_request", "x", NULL), 0);
+    rig_turn(&t->r);
+    assert_story(&t->a, "x", "busy error execute_reply idle");
+    rig_count(&t->a, "execute_reply", "x", &reply);
+    assert_true(rig_content_has(reply, "larger than the sandbox link allows"));
+}
+
+static void a_client_refused_again_at_once_does_not_spin(void **state)
+{
+    struct bench *t = *state;
+    size_t size = 7u << 20;
+    char *content = malloc(size);
+    begin(t);
+    memset(content, 'z', size);
+    memcpy(content, "{\"code\": \"", 10);
+    memcpy(content + size - 3, "\"}", 3);
+    t->vm->full = true;
+    t->a.eager = content; /* tries again from inside throttle(off) */
+    assert_int_equal(rig_submit(&t->a, JP_SHELL, "execute_request", "1", content), 0);
+    assert_int_equal(rig_submit(&t->a, JP_SHELL, "execute_request", "2", content), 0);
+    assert_int_equal(rig_submit(&t->a, JP_SHELL, "execute_request", "3", content), -EAGAIN);
+    t->vm->full = false;
+    t->vm->room = 1;
+    t->vm->ev->writable(t->vm->ctx, 1);
+    rig_turn(&t->r);
+    assert_int_equal(t->a.throttles_off, 1);
+    t->vm->room = 0;
+    t->vm->ev->writable(t->vm->ctx, 1);
+    rig_turn(&t->r);
+    assert_true(t->a.throttles_off <= 3);
+    free(content);
 }
 
 static void an_id_in_use_by_another_client_is_refused(void **state)
@@ -555,7 +601,9 @@ int main(void)
         TEST(an_idle_that_was_lost_is_inferred_from_the_next_busy),
         TEST(a_slow_client_holds_the_guest_back_and_loses_nothing),
         TEST(an_absent_client_never_holds_the_guest_back),
-        TEST(a_message_over_the_links_limit_is_refused_with_an_answer),
+        TEST(a_header_that_is_too_long_is_refused_with_an_answer),
+        TEST(a_message_that_the_link_never_takes_is_answered),
+        TEST(a_client_refused_again_at_once_does_not_spin),
         TEST(an_id_in_use_by_another_client_is_refused),
         TEST(the_same_client_may_send_an_id_twice_and_gets_two_answers),
         TEST(connections_count_attached_clients),

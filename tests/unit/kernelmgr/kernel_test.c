@@ -298,6 +298,21 @@ static void two_restarts_at_once_share_one(void **state)
     assert_non_null(second.k);
 }
 
+static void what_the_link_holds_for_the_old_process_is_dropped_with_it(void **state)
+{
+    struct bench *t = *state;
+    begin(t);
+    t->vm->queued = 5000;
+    km_kernel_restart(t->k, rig_on_done, &t->done, NULL);
+    assert_int_equal(t->vm->closed_streams, 0); /* the old one's last words are still welcome */
+    fake_vm_state(t->vm, "{\"state\":\"starting\"}");
+    assert_int_equal(t->vm->closed_streams, 1);
+    fake_vm_state(t->vm, "{\"state\":\"running\",\"info\":{}}");
+    rig_turn(&t->r);
+    assert_non_null(t->done.k);
+    assert_int_equal(t->vm->closed_streams, 1);
+}
+
 static void an_interrupt_is_done_when_the_guest_says_so(void **state)
 {
     struct bench *t = *state;
@@ -401,6 +416,7 @@ int main(void)
         TEST(a_failed_restart_leaves_a_dead_kernel_that_says_why),
         TEST(a_restart_that_hangs_ends_at_its_deadline),
         TEST(two_restarts_at_once_share_one),
+        TEST(what_the_link_holds_for_the_old_process_is_dropped_with_it),
         TEST(an_interrupt_is_done_when_the_guest_says_so),
         TEST(an_unanswered_interrupt_times_out),
         TEST(shutdown_takes_kernel_clients_and_sandbox_along),
