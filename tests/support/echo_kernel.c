@@ -16,7 +16,8 @@
  *   raw FD TEXT      TEXT and a line end to descriptor FD, past the protocol
  *   sleep MS         ends early with KeyboardInterrupt on SIGINT or interrupt_request
  *   spin MS          the same, but deaf to both
- *   input PROMPT     input_request; the answer comes back as execute_result
+ *   input PROMPT     input_request; the answer comes back as execute_result; without allow_stdin
+ *                    an error StdinNotImplementedError
  *   error NAME VALUE error with traceback
  *   env NAME         execute_result, value of the environment variable ("" when unset)
  *   cwd              execute_result, working directory
@@ -51,7 +52,7 @@ struct echo {
     struct jp_signer *signer;
     char session[ID_UUID_LEN + 1];
     unsigned count;
-    bool stop, interrupted;
+    bool stop, interrupted, may_ask;
     /* the request under way, and who asked */
     const struct jp_msg *request;
     struct slice ids[JP_ZMQ_IDS_MAX];
@@ -290,6 +291,10 @@ static void run_input(struct echo *k, const char *prompt, struct outcome *o)
     struct slice v;
     char text[1024] = "";
 
+    if (!k->may_ask) {
+        failed(o, "StdinNotImplementedError", "input is not allowed for this request");
+        return;
+    }
     send_json(k, STDIN, "input_request", json_pack("{s:s, s:b}", "prompt", prompt, "password", 0));
     if (!wait_for(k, STDIN, 3600 * 1000, true)) {
         failed(o, "KeyboardInterrupt", "");
@@ -399,6 +404,7 @@ static void execute(struct echo *k, const struct jp_msg *m)
         jp_json_string_dup(v, 64u << 20, &code) < 0)
         code = xstrdup("");
     k->interrupted = false;
+    k->may_ask = jp_json_find(m->parts.content, "allow_stdin", &v) == 0 && slice_eq_str(v, "true");
     if (!quiet) {
         k->count++;
         send_json(k, IOPUB, "execute_input",

@@ -155,6 +155,10 @@ def test_input_is_asked_from_and_answered_to_the_right_request(echo):
     assert echo.collect(msg_id).value == "Ada"
 
 
+def test_input_without_permission_is_an_error_at_once(echo):
+    assert echo.execute("input ?").reply.content["ename"] == "StdinNotImplementedError"
+
+
 def test_environment_and_folder_are_those_of_the_start(shim, folder):
     kernel = shim.start("echo", env={"KERNEL_ID": "k 1"}, cwd=str(folder))
     assert kernel.execute("env KERNEL_ID").value == "k 1"
