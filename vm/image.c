@@ -67,8 +67,7 @@ static const char finish_script[] =
     "printf '127.0.0.1\\tlocalhost cellvisor\\n::1\\tlocalhost ip6-localhost ip6-loopback\\n' > "
     "/etc/hosts\n"
     "rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /var/cache/apt/*.bin /var/log/*.log "
-    "/var/log/apt /tmp/* "
-    "/var/tmp/* /root/.cache /root/.npm\n"
+    "/var/log/apt /root/.cache /root/.npm\n"
     "rm -rf $S\n";
 
 /* ---- the recipe's part, as a tar file ---- */
