@@ -50,7 +50,12 @@ static const char finish_script[] =
     "    chown -R 1000:1000 /home/user\n"
     "    chmod 0755 /home/user\n"
     "fi\n"
-    "if [ -d $S/files ]; then cp -a $S/files/. /; fi\n"
+    /* File by file: folders that exist keep their modes, links among them stay links. */
+    "if [ -d $S/files ]; then\n"
+    "    (cd $S/files && find . -type f -exec sh -c 'for f; do mkdir -p \"/${f%/*}\"; "
+    "cp -p \"$f\" \"/$f\"; done' sh {} +)\n"
+    "    chown -R 1000:1000 /home/user\n"
+    "fi\n"
     "mkdir -p /var/cache/cellvisor/matplotlib\n"
     "if [ -e /usr/lib/python3/dist-packages/matplotlib/font_manager.py ] || "
     "python3 -c 'import matplotlib' 2>/dev/null; then\n"
