@@ -414,6 +414,7 @@ void shim_kernel_pump(struct shim_kernel *k)
             break;
         more = take_batch(k);
     }
+    flush_inbox(k); /* it may run since a moment ago */
     room = flush_outbox(k) && ops->room(k->host->ctx, k);
     listen_to(k, room);
     if (k->sm.state == SHIM_KERNEL_DRAINING && room && !more && shim_kernel_drained(k))
