@@ -65,6 +65,19 @@ static int make_kernel(void)
     return fs_write_atomic(out, slice_of(image, sizeof(image)), 0644, NULL);
 }
 
+static int copy_here(const char *name)
+{
+    CLEANUP(freep) char *from = xasprintf("%s/unit/vm/%s", TEST_SOURCE_DIR, name);
+    CLEANUP(freep) char *to = fs_join(dir, name);
+    struct buf b;
+    int r = fs_read_file(from, 1u << 20, &b, NULL);
+    if (r < 0)
+        return r;
+    r = fs_write_atomic(to, buf_slice(&b), 0644, NULL);
+    buf_fini(&b);
+    return r;
+}
+
 static int make_tools(void)
 {
     static const char *const names[] = { "apt-get",  "apt-cache",  "apt-config",
@@ -81,10 +94,12 @@ static int make_tools(void)
     setenv("PATH", path, 1);
     setenv("FAKE_DIR", dir, 1);
     qemu = fs_join(bin, "qemu");
+    /* Copies, because the VMM's user need not be able to read the source tree. */
+    if (copy_here("fake_guest.py") < 0 || copy_here("fake_qemu.py") < 0)
+        return -1;
     CLEANUP(freep)
     char *text =
-        xasprintf("#!/bin/sh\nFAKE_DIR=%s exec python3 -S -E %s/unit/vm/fake_guest.py \"$@\"\n",
-                  dir, TEST_SOURCE_DIR);
+        xasprintf("#!/bin/sh\nFAKE_DIR=%s exec python3 -S -E %s/fake_guest.py \"$@\"\n", dir, dir);
     return fs_write_atomic(qemu, slice_str(text), 0755, NULL);
 }
 
