@@ -194,6 +194,19 @@ static int read_env(const struct json_obj *o, struct vm_recipe *r, struct err *e
     return check_string_object(r->env, "env", e);
 }
 
+/* argv: strings, one of which is told where the connection file is. */
+static int check_argv(json_t *argv, const char *where, struct err *e)
+{
+    bool file = false;
+    for (size_t i = 0; i < json_array_size(argv); i++) {
+        const char *s = json_string_value(json_array_get(argv, i));
+        if (!s)
+            return err_set(e, -EINVAL, "%s.argv[%zu]: not a string", where, i);
+        file = file || strstr(s, "{connection_file}");
+    }
+    return file ? 0 : err_set(e, -EINVAL, "%s.argv: no word holds {connection_file}", where);
+}
+
 static int check_spec(const char *name, json_t *v, struct err *e)
 {
     struct json_obj o;
@@ -207,22 +220,14 @@ static int check_spec(const char *name, json_t *v, struct err *e)
         (r = json_get_obj(&o, "env", &env, e)) < 0 ||
         (r = json_get_str(&o, "display_name", &display, e)) < 0 ||
         (r = json_get_str(&o, "language", &language, e)) < 0 ||
-        (r = json_get_str(&o, "interrupt_mode", &mode, e)) < 0)
+        (r = json_get_str(&o, "interrupt_mode", &mode, e)) < 0 ||
+        (r = check_argv(argv, where, e)) < 0)
         return r;
     if (strcmp(mode, "signal") && strcmp(mode, "message"))
         return err_set(e, -EINVAL, "%s.interrupt_mode: not \"signal\" or \"message\"", where);
     if (!display || !language)
         return err_set(e, -EINVAL, "%s: needs \"%s\"", where,
                        display ? "language" : "display_name");
-    bool file = false;
-    for (size_t i = 0; i < json_array_size(argv); i++) {
-        const char *s = json_string_value(json_array_get(argv, i));
-        if (!s)
-            return err_set(e, -EINVAL, "%s.argv[%zu]: not a string", where, i);
-        file = file || strstr(s, "{connection_file}");
-    }
-    if (!file)
-        return err_set(e, -EINVAL, "%s.argv: no word holds {connection_file}", where);
     return env ? check_string_object(env, where, e) : 0;
 }
 
@@ -262,6 +267,26 @@ static int read_mode(const struct json_obj *o, unsigned *ret, struct err *e)
     return 0;
 }
 
+static int check_path(const char *path, const char *where, struct err *e)
+{
+    if (!path || !image_path_ok(path))
+        return err_set(e, -EINVAL, "%s.path: not an absolute path without . and ..", where);
+    const char *hidden = under_hidden(path);
+    return hidden ? err_set(e, -EINVAL, "%s.path: %s is mounted over at boot", where, hidden) : 0;
+}
+
+static int check_source(const char *given, const char *path, const char *where, struct err *e)
+{
+    struct stat st;
+    if (*given == '/' || strstr(given, ".."))
+        return err_set(e, -EINVAL, "%s.source: not a path inside the recipe's folder", where);
+    if (stat(path, &st) < 0 || !S_ISREG(st.st_mode))
+        return err_set(e, -EINVAL, "%s.source: no file %s", where, path);
+    if (st.st_size > (off_t)VM_RECIPE_FILE_MAX)
+        return err_set(e, -EINVAL, "%s.source: over %u MiB", where, VM_RECIPE_FILE_MAX >> 20);
+    return 0;
+}
+
 static int read_file_entry(json_t *v, size_t i, const char *folder, struct vm_recipe_file *f,
                            struct err *e)
 {
@@ -274,26 +299,15 @@ static int read_file_entry(json_t *v, size_t i, const char *folder, struct vm_re
     const char *path = NULL, *source = NULL, *content = NULL;
     if ((r = json_get_str(&o, "path", &path, e)) < 0 ||
         (r = json_get_str(&o, "source", &source, e)) < 0 ||
-        (r = json_get_str(&o, "content", &content, e)) < 0 || (r = read_mode(&o, &f->mode, e)) < 0)
+        (r = json_get_str(&o, "content", &content, e)) < 0 ||
+        (r = read_mode(&o, &f->mode, e)) < 0 || (r = check_path(path, where, e)) < 0)
         return r;
-    if (!path || !image_path_ok(path))
-        return err_set(e, -EINVAL, "%s.path: not an absolute path without . and ..", where);
-    if (under_hidden(path))
-        return err_set(e, -EINVAL, "%s.path: %s is mounted over at boot", where,
-                       under_hidden(path));
     if (!source == !content)
         return err_set(e, -EINVAL, "%s: needs either \"source\" or \"content\"", where);
-    if (source && (*source == '/' || strstr(source, "..")))
-        return err_set(e, -EINVAL, "%s.source: not a path inside the recipe's folder", where);
     f->path = xstrdup(path);
     f->content = xstrdup(content);
     f->source = source ? fs_join(folder, source) : NULL;
-    struct stat st;
-    if (source && (stat(f->source, &st) < 0 || !S_ISREG(st.st_mode)))
-        return err_set(e, -EINVAL, "%s.source: no file %s", where, f->source);
-    if (source && st.st_size > (off_t)VM_RECIPE_FILE_MAX)
-        return err_set(e, -EINVAL, "%s.source: over %u MiB", where, VM_RECIPE_FILE_MAX >> 20);
-    return 0;
+    return source ? check_source(source, f->source, where, e) : 0;
 }
 
 static int read_files(const struct json_obj *o, struct vm_recipe *r, struct err *e)

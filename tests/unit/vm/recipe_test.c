@@ -119,7 +119,7 @@ static const struct {
     { "{\"files\":[{\"path\":\"/a\",\"source\":\"missing\"}]}", "files[0].source: no file" },
     { "{\"files\":[{\"path\":\"/a\",\"content\":\"\",\"mode\":\"0999\"}]}", "files[0].mode: " },
     { "{\"files\":[{\"path\":\"/a\",\"content\":\"\",\"mode\":\"4755\"}]}", "files[0].mode: " },
-    { "{\"files\":[{\"paht\":\"/a\"}]}", "path" },
+    { "{\"files\":[{\"pathe\":\"/a\"}]}", "path" },
     { "{\"kernelspecs\":{\"B A\":{}}}", "not a kernel name" },
     { "{\"kernelspecs\":{\"b\":{\"argv\":[\"x\"],\"display_name\":\"B\",\"language\":\"b\"}}}",
       "{connection_file}" },

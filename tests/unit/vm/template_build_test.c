@@ -8,8 +8,10 @@
 #include "vm/build.h"
 #include "vm/store.h"
 #include "vm/template.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -183,14 +185,15 @@ static bool built(void)
 /* Names in a folder of the store that start with prefix. */
 static unsigned count(const char *sub, const char *prefix)
 {
-    CLEANUP(freep)
-    char *script = xasprintf("ls -A '%s/%s' | grep -c '^%s'", state_dir, sub, prefix);
-    FILE *f = popen(script, "r");
-    unsigned n = 999;
-    if (!f || fscanf(f, "%u", &n) != 1)
-        n = 999;
-    if (f)
-        pclose(f);
+    CLEANUP(freep) char *path = fs_join(state_dir, sub);
+    DIR *d = opendir(path);
+    unsigned n = 0;
+    struct dirent *de;
+    assert_non_null(d);
+    while ((de = readdir(d)))
+        n += strcmp(de->d_name, ".") && strcmp(de->d_name, "..") &&
+             !strncmp(de->d_name, prefix, strlen(prefix));
+    closedir(d);
     return n;
 }
 
@@ -219,8 +222,8 @@ static void test_a_build_runs_all_stages_and_is_published(void **state)
     assert_int_equal(open_memory, 0);
     assert_int_equal(n, 12);
     assert_string_equal(text, "guest memory");
-    assert_int_equal(count("builds", "\\.tmp"), 0);
-    assert_int_equal(count("cache", "\\.tmp"), 0);
+    assert_int_equal(count("builds", ".tmp"), 0);
+    assert_int_equal(count("cache", ".tmp"), 0);
 }
 
 static void test_nothing_is_done_twice(void **state)
@@ -428,7 +431,7 @@ static pid_t wait_for_hang(const char *name)
     struct buf b;
     for (int i = 0; i < 600; i++) {
         if (fs_read_file(path, 64, &b, NULL) == 0) {
-            pid_t pid = (pid_t)atoi(buf_cstr(&b));
+            pid_t pid = (pid_t)strtol(buf_cstr(&b), NULL, 10);
             buf_fini(&b);
             return pid;
         }
@@ -465,9 +468,12 @@ static void test_a_killed_build_leaves_nothing_that_is_ever_used(void **state)
     assert_int_equal(end_of(child), -SIGKILL);
     assert_false(built());
     /* Half-made results of the dead build must not count. */
-    CLEANUP(freep)
-    char *script = xasprintf("cd '%s'/cache/.tmp-root-*/out && echo half > root.erofs", state_dir);
-    assert_int_equal(system(script), 0);
+    CLEANUP(freep) char *pattern = xasprintf("%s/cache/.tmp-root-*/out", state_dir);
+    glob_t found;
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    CLEANUP(freep) char *half = fs_join(found.gl_pathv[0], "root.erofs");
+    globfree(&found);
+    assert_int_equal(fs_write_atomic(half, SLICE_LIT("half"), 0644, NULL), 0);
     take_away("mmdebstrap.hang");
     if (tool > 0)
         kill(tool, SIGKILL); /* should it have outlived its parent: it is ours */
@@ -478,7 +484,7 @@ static void test_a_killed_build_leaves_nothing_that_is_ever_used(void **state)
     assert_int_equal(fs_read_file(image, 100, &b, NULL), 0);
     assert_string_equal(buf_cstr(&b), "image\n");
     buf_fini(&b);
-    assert_int_equal(count("cache", "\\.tmp"), 0);
+    assert_int_equal(count("cache", ".tmp"), 0);
 }
 
 static void test_of_two_builders_one_waits_and_finds_the_work_done(void **state)

@@ -123,7 +123,7 @@ static void test_leftovers_do_not_hold_us_up_and_are_ended(void **state)
     char cause[300];
     assert_int_equal(shell("sleep 30 & echo $! ", cause, NULL), 0);
     assert_int_equal(lines, 1);
-    assert_true(ends_soon((pid_t)atoi(last)));
+    assert_true(ends_soon((pid_t)strtol(last, NULL, 10)));
 }
 
 static void cancel(void *ctx)
@@ -146,7 +146,7 @@ static void test_cancelling_ends_the_whole_group(void **state)
     assert_int_equal(r, -EINTR);
     assert_non_null(strstr(e.msg, "interrupted"));
     assert_int_equal(lines, 1);
-    assert_true(ends_soon((pid_t)atoi(last))); /* the grandchild too */
+    assert_true(ends_soon((pid_t)strtol(last, NULL, 10))); /* the grandchild too */
     /* and nothing is started any more */
     assert_int_equal(shell("echo x", cause, &e), -EINTR);
     assert_int_equal(lines, 1);
