@@ -61,8 +61,9 @@ void gw_conn_free(struct gw_conn *c)
 
 void gw_conn_kill(struct gw_conn *c)
 {
+    /* Not the ASYNC kind: lws looks at its timers only after input or output of some connection. */
     if (c->wsi)
-        lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);
+        lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_SYNC);
 }
 
 bool gw_conn_idle(const struct gw_conn *c)
@@ -137,8 +138,8 @@ static void conn_reply(struct gw_req *r)
         c->keepalive = false;
     int e = c->wsi ? compose(c, r) : -EPIPE;
     gw_req_free(r);
-    if (e) {
-        gw_conn_kill(c);
+    if (e) { /* perhaps inside a callback of lws: let the tick end it */
+        c->deadline_ms = 1;
         return;
     }
     c->sending = true;

@@ -39,7 +39,7 @@ struct gw_conn *gw_conn_new(struct gw_server *s, const char *peer);
 void gw_conn_free(struct gw_conn *c);
 /* From the server's tick: deadlines, and peers that left while a handler works. */
 void gw_conn_tick(struct gw_conn *c);
-/* End the connection soon, without ceremony. */
+/* End the connection at once, without ceremony. Never from inside a callback of lws. */
 void gw_conn_kill(struct gw_conn *c);
 /* Server close: true when nothing is in flight and the connection may go. */
 bool gw_conn_idle(const struct gw_conn *c);

@@ -25,6 +25,7 @@ static void on_done(void *ctx, struct km_execution *x)
 static void on_gone(struct gw_req *r)
 {
     km_execution_cancel(r->ctx, true);
+    km_execution_free(r->ctx);
 }
 
 static int get_timeout(json_t *body, uint64_t *ret_ms, struct err *e)

@@ -16,8 +16,8 @@
 #define RX_KEEP (64u << 10) /* a reassembly buffer that grew beyond this is given back */
 #define REASON_MAX 120u     /* bytes of a close reason: 123 less a margin */
 #define NOTSENT_LOWAT                                                                              \
-    (128 << 10)               /* unsent bytes in the kernel: enough for speed, little for pings */
-#define KILL_AFTER_CLOSE_S 10 /* a peer that does not read gets so long for our close frame */
+    (128 << 10) /* unsent bytes in the kernel: enough for speed, little for pings */
+#define KILL_AFTER_CLOSE_MS 10000u /* what a peer that does not read gets for our close frame */
 
 struct gw_ws {
     struct km_client client;
@@ -112,7 +112,7 @@ void gw_ws_close(struct gw_ws *w, unsigned code, const char *text)
              w->close_text);
     if (!w->conn->wsi)
         return;
-    lws_set_timeout(w->conn->wsi, PENDING_TIMEOUT_USER_REASON_BASE, KILL_AFTER_CLOSE_S);
+    w->conn->deadline_ms = now_ms(w) + KILL_AFTER_CLOSE_MS;
     if (w->throttled)
         lws_rx_flow_control(w->conn->wsi, 1); /* the peer's close frame must get through */
     want_write(w);
@@ -330,12 +330,15 @@ static int on_receive(struct gw_ws *w, const uint8_t *in, size_t len)
 
 /* ---- output ---- */
 
+/* Not empty: lws 4.1 tells nobody of a pong without payload, so that idle clients would look dead.
+ */
 static int send_ping(struct gw_ws *w)
 {
     uint8_t *p = server_of(w)->scratch + LWS_PRE;
     w->ping_due = false;
     w->pinged_ms = now_ms(w);
-    return lws_write(w->conn->wsi, p, 0, LWS_WRITE_PING) < 0 ? -1 : 0;
+    p[0] = '.';
+    return lws_write(w->conn->wsi, p, 1, LWS_WRITE_PING) < 0 ? -1 : 0;
 }
 
 static int send_close(struct gw_ws *w)
