@@ -56,6 +56,14 @@ static void list_add(char ***list, const char *item, size_t len)
     (*list)[n + 1] = NULL;
 }
 
+/* So that nobody takes seconds for milliseconds. */
+static const char *unit_text(const struct opt *o)
+{
+    if (o->arg && strcmp(o->arg, "SECONDS") == 0)
+        return " of seconds";
+    return o->arg && strcmp(o->arg, "MIB") == 0 ? " of MiB" : "";
+}
+
 static int store_uint(const struct opt *o, uint64_t *ret, const char *text,
                       const struct origin *from, struct err *e)
 {
@@ -63,8 +71,9 @@ static int store_uint(const struct opt *o, uint64_t *ret, const char *text,
     errno = 0;
     unsigned long long v = isdigit((unsigned char)text[0]) ? strtoull(text, &end, 10) : 0;
     if (!end || *end || errno || v < o->min || v > o->max)
-        return err_set(e, -EINVAL, "%s: \"%.40s\" is not a whole number from %llu to %llu",
-                       from->text, text, (unsigned long long)o->min, (unsigned long long)o->max);
+        return err_set(e, -EINVAL, "%s: \"%.40s\" is not a whole number%s from %llu to %llu",
+                       from->text, text, unit_text(o), (unsigned long long)o->min,
+                       (unsigned long long)o->max);
     *ret = v;
     return 0;
 }

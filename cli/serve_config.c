@@ -15,6 +15,7 @@
 #define TOKEN_LEN_MAX 512
 #define TOKEN_BYTES 24 /* of a generated token: 192 bits */
 #define SECONDS_MAX (7 * 86400u)
+#define PING_MAX 3600u /* seconds; more is a mistake: milliseconds (case-35) */
 
 static const char *const accel_words[] = { "auto", "kvm", "tcg", NULL };
 static const char *const ws_words[] = { "v1", "legacy", NULL };
@@ -65,7 +66,7 @@ static const struct opt options[] = {
          "largest request body; more is answered with 413"),
     UINT("max-ws-message", max_ws_message_mb, "MIB", "128", 256,
          "largest websocket message; more closes with 1009"),
-    UINT("ws-ping", ws_ping, "SECONDS", "25", SECONDS_MAX, "interval of websocket pings; 0 = off"),
+    UINT("ws-ping", ws_ping, "SECONDS", "25", PING_MAX, "interval of websocket pings; 0 = off"),
     UINT("ws-pong-timeout", ws_pong_timeout, "SECONDS", "75", SECONDS_MAX,
          "close a websocket that has not answered for so long"),
     WORD("ws-protocol", ws_protocol, ws_words, "v1", "newest websocket framing offered to clients"),
@@ -175,7 +176,9 @@ static int check_network(const struct serve_opts *o, struct err *e)
         return err_set(e, -EINVAL, "--tls-cert and --tls-key go together; %s is missing",
                        o->tls_cert ? "--tls-key" : "--tls-cert");
     if (o->ws_ping && o->ws_pong_timeout <= o->ws_ping)
-        return err_set(e, -EINVAL, "--ws-pong-timeout (%llu) must be longer than --ws-ping (%llu)",
+        return err_set(e, -EINVAL,
+                       "--ws-pong-timeout (%llu seconds) must be longer than --ws-ping (%llu "
+                       "seconds)",
                        (unsigned long long)o->ws_pong_timeout, (unsigned long long)o->ws_ping);
     if (o->max_body_mb == 0 || o->max_ws_message_mb == 0)
         return err_set(e, -EINVAL, "--max-body and --max-ws-message must be at least 1");
