@@ -379,8 +379,6 @@ void vm_guest_set_goal(struct vm_guest *g, enum vm_guest_goal goal)
 void vm_guest_claim(struct vm_guest *g, const struct vm_request *r, const struct vm_events *ev,
                     void *ctx)
 {
-    bool wants_default =
-        !r->spec || !g->class->default_spec || !strcmp(r->spec, g->class->default_spec);
     const char *local = g->class->tmpl ? NULL : "local";
 
     g->claimed = true;
@@ -391,10 +389,7 @@ void vm_guest_claim(struct vm_guest *g, const struct vm_request *r, const struct
         g->stage_us = g->claim_us;
     g->hostname = r->hostname ? xstrdup(r->hostname) : xasprintf("cv-%.8s", g->vm.info.id);
     g->cwd = xstrdup(r->cwd);
-    g->spec = xstrdup(r->spec);
     g->env = json_deep_copy(r->env);
-    if (!wants_default)
-        g->vm.info.kernel_stream = 0;
     switch (vm_guest_state(g)) {
     case VM_GUEST_NEW:
         break;
@@ -429,7 +424,6 @@ void vm_guest_free(struct vm_guest *g)
     json_decref(g->env);
     free(g->hostname);
     free(g->cwd);
-    free(g->spec);
     free(g->kernel_info);
     free(g);
 }

@@ -88,7 +88,7 @@ struct vm_guest {
     bool claimed, up, releasing, retried;
     const struct vm_events *ev;
     void *ctx;
-    char *hostname, *cwd, *spec;
+    char *hostname, *cwd;
     json_t *env;
     char *kernel_info;  /* from GL_PREPARED (local) */
     struct vm_exit why; /* text set: decided by us, before the machine's own end */

@@ -125,8 +125,6 @@ static void note_kernels(struct vm_guest *g, json_t *hello)
             g->vm.info.kernel_info = g->class->tmpl ? g->class->tmpl->kernel_info : NULL;
         }
     }
-    if (g->spec && g->class->default_spec && strcmp(g->spec, g->class->default_spec) != 0)
-        g->vm.info.kernel_stream = 0;
 }
 
 /* After HELLO. A local shim on its way into the pool starts a kernel first; for a user, who names
@@ -190,8 +188,7 @@ static void on_prepared(struct vm_guest *g, struct slice payload)
         g->kernel_info = info ? json_dumps(info, JSON_COMPACT) : NULL;
         g->vm.info.kernel_info = g->kernel_info;
         g->vm.info.kernel_spec = g->class->default_spec;
-        g->vm.info.kernel_stream =
-            g->spec && g->class->default_spec && strcmp(g->spec, g->class->default_spec) ? 0 : 1;
+        g->vm.info.kernel_stream = 1;
         vm_guest_resume(g);
     }
     json_decref(v);

@@ -258,13 +258,15 @@ static void test_a_deferred_vm_waits_and_then_loads(void **state)
     vm_guest_free(g);
 }
 
-static void test_another_spec_than_the_templates_leaves_its_kernel_out(void **state)
+/* Whoever wants another kernel must know which stream is taken. */
+static void test_the_templates_kernel_is_told_even_to_who_wants_another(void **state)
 {
     struct vm_request r = { .spec = "bash" };
     struct vm_guest *g = begin_for_user(&r);
     (void)state;
     assert_true(wait_for(&n_up));
-    assert_int_equal(g->vm.info.kernel_stream, 0);
+    assert_int_equal(g->vm.info.kernel_stream, 1);
+    assert_string_equal(g->vm.info.kernel_spec, "python3");
     vm_guest_free(g);
 }
 
@@ -547,7 +549,7 @@ int main(void)
         T(test_every_resume_brings_fresh_entropy_identity_and_the_time),
         T(test_a_parked_vm_is_assigned_with_one_message),
         T(test_a_deferred_vm_waits_and_then_loads),
-        T(test_another_spec_than_the_templates_leaves_its_kernel_out),
+        T(test_the_templates_kernel_is_told_even_to_who_wants_another),
         T(test_a_local_shim_prepares_its_kernel_for_the_pool_only),
         T(test_frames_pass_only_while_running),
         T(test_ping_is_answered_and_logs_are_not_passed_on),
