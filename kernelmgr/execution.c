@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define TIMEOUT_GRACE_MS 400u /* after the interrupt on expiry: wait so long for a proper end */
+#define STOP_GRACE_MS 400u /* after an interrupt of ours: wait so long for a proper end */
 #define CODE_MAX ((size_t)JP_MSG_MAX - (1u << 20))
 
 enum x_status { X_IS_RUNNING, X_IS_OK, X_IS_ERROR, X_IS_ABORTED, X_IS_TIMEOUT, X_IS_DEAD };
@@ -30,7 +30,9 @@ struct km_execution {
     char id[ID_UUID_LEN + 1];
     enum x_status status;
     struct km_result result;
-    bool have_idle, expired, done_queued;
+    bool have_idle, done_queued;
+    bool expired; /* over its time limit */
+    bool asked;   /* the code wants input, which nobody here can give (case-42) */
     uint64_t timeout_ms;
     uint64_t submit_us, begin_us, end_us;
     char why[300]; /* dead: the reason */
@@ -68,6 +70,8 @@ static enum x_status status_of_reply(const struct km_execution *x)
     struct slice s = km_result_reply_value(&x->result, "status");
     if (x->expired)
         return X_IS_TIMEOUT;
+    if (x->asked)
+        return X_IS_ERROR;
     if (slice_eq_str(s, "\"ok\""))
         return X_IS_OK;
     if (slice_eq_str(s, "\"aborted\"") || slice_eq_str(s, "\"abort\""))
@@ -75,6 +79,29 @@ static enum x_status status_of_reply(const struct km_execution *x)
     if (slice_eq_str(km_result_reply_value(&x->result, "ename"), "\"DeadKernelError\""))
         return X_IS_DEAD;
     return X_IS_ERROR;
+}
+
+/* Stop the code: now when it runs, when it begins while it is queued behind others (whose code must
+ * go on). */
+static void stop_code(struct km_execution *x)
+{
+    struct km_kernel *k = x->kernel;
+    struct km_req *q = k ? km_router_find(&k->router, x->id) : NULL;
+    if (!q)
+        return;
+    if (q->busy)
+        km_kernel_interrupt(k, NULL, NULL, NULL);
+    else
+        q->interrupt_on_busy = true;
+}
+
+static void on_timer(void *ctx);
+
+static void end_within(struct km_execution *x, uint64_t ms)
+{
+    if (!x->timer)
+        x->timer = loop_timer_new(x->loop, on_timer, x);
+    loop_timer_start(x->timer, ms, 0);
 }
 
 static void take(struct km_execution *x, struct jp_msg *m)
@@ -85,6 +112,12 @@ static void take(struct km_execution *x, struct jp_msg *m)
         if (ours)
             km_result_set_reply(&x->result, m);
         return;
+    }
+    if (m->parts.channel == JP_STDIN && ours && !x->asked) {
+        x->asked = true;
+        if (x->kernel) /* it asks, so it runs, whether or not its busy was seen */
+            km_kernel_interrupt(x->kernel, NULL, NULL, NULL);
+        end_within(x, STOP_GRACE_MS);
     }
     if (m->parts.channel != JP_IOPUB || !ours)
         return;
@@ -126,31 +159,17 @@ static void on_throttle(struct km_client *c, bool on)
 
 static const struct km_client_ops client_ops = { on_wake, on_closed, on_throttle };
 
-/* Stop the code: now when it runs, when it begins while it is queued behind others (whose code must
- * go on). */
-static void stop_code(struct km_execution *x)
-{
-    struct km_kernel *k = x->kernel;
-    struct km_req *q = k ? km_router_find(&k->router, x->id) : NULL;
-    if (!q)
-        return;
-    if (q->busy)
-        km_kernel_interrupt(k, NULL, NULL, NULL);
-    else
-        q->interrupt_on_busy = true;
-}
-
 static void on_timer(void *ctx)
 {
     struct km_execution *x = ctx;
-    if (x->expired) {
-        finish(x, X_IS_TIMEOUT);
+    if (x->expired || x->asked) { /* stopped, and still no end */
+        finish(x, x->expired ? X_IS_TIMEOUT : X_IS_ERROR);
         return;
     }
     x->expired = true;
     stop_code(x);
     if (x->status == X_IS_RUNNING)
-        loop_timer_start(x->timer, TIMEOUT_GRACE_MS, 0);
+        end_within(x, STOP_GRACE_MS);
 }
 
 static const char *json_bool(bool b)
@@ -226,10 +245,8 @@ int km_execute(struct km_kernel *k, const struct km_execute_opts *o,
         km_execution_free(x);
         return r;
     }
-    if (o->timeout_ms) {
-        x->timer = loop_timer_new(x->loop, on_timer, x);
-        loop_timer_start(x->timer, o->timeout_ms, 0);
-    }
+    if (o->timeout_ms)
+        end_within(x, o->timeout_ms);
     *ret = x;
     return 0;
 }
@@ -287,25 +304,19 @@ const char *km_execution_status(const struct km_execution *x)
     return status_names[x->status];
 }
 
-static int put_error(const struct km_execution *x, struct buf *out)
+/* An error that the kernel did not report itself. */
+static int put_own_error(const char *ename, const char *evalue, struct buf *out)
+{
+    int r = buf_printf(out, "{\"ename\": \"%s\", \"evalue\": ", ename);
+    if (r == 0)
+        r = buf_append_json_string(out, slice_str(evalue));
+    return r < 0 ? r : buf_append_str(out, ", \"traceback\": []}");
+}
+
+static int put_kernel_error(const struct km_execution *x, struct buf *out)
 {
     static const char *const keys[] = { "ename", "evalue", "traceback" };
-    int r;
-    if (x->status == X_IS_TIMEOUT)
-        return buf_printf(out,
-                          "{\"ename\": \"Timeout\", \"evalue\": \"the code was stopped after its "
-                          "time limit of %g s\", "
-                          "\"traceback\": []}",
-                          (double)x->timeout_ms / 1000);
-    if (x->status == X_IS_DEAD && !x->result.reply) {
-        r = buf_append_str(out, "{\"ename\": \"DeadKernelError\", \"evalue\": ");
-        if (r == 0)
-            r = buf_append_json_string(out, slice_str(x->why));
-        return r < 0 ? r : buf_append_str(out, ", \"traceback\": []}");
-    }
-    if (x->status != X_IS_ERROR && x->status != X_IS_DEAD)
-        return buf_append_str(out, "null");
-    r = buf_append_byte(out, '{');
+    int r = buf_append_byte(out, '{');
     for (size_t i = 0; i < 3 && r == 0; i++) {
         struct slice v = km_result_reply_value(&x->result, keys[i]);
         r = buf_printf(out, "%s\"%s\": ", i ? ", " : "", keys[i]);
@@ -313,6 +324,38 @@ static int put_error(const struct km_execution *x, struct buf *out)
             r = v.n ? buf_append_slice(out, v) : buf_append_str(out, i == 2 ? "[]" : "\"\"");
     }
     return r < 0 ? r : buf_append_byte(out, '}');
+}
+
+/* Name and text of the error that we add to what the kernel said, or false. */
+static bool own_error(const struct km_execution *x, const char **ret_name, char *ret_text,
+                      size_t size)
+{
+    if (x->status == X_IS_TIMEOUT) {
+        *ret_name = "Timeout";
+        snprintf(ret_text, size, "the code was stopped after its time limit of %g s",
+                 (double)x->timeout_ms / 1000);
+    } else if (x->status == X_IS_ERROR && x->asked) {
+        *ret_name = "StdinNotImplementedError";
+        snprintf(ret_text, size,
+                 "the code asked for input, which this way of running code cannot give");
+    } else if (x->status == X_IS_DEAD && !x->result.reply) {
+        *ret_name = "DeadKernelError";
+        snprintf(ret_text, size, "%s", x->why);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static int put_error(const struct km_execution *x, struct buf *out)
+{
+    const char *name;
+    char text[300];
+    if (own_error(x, &name, text, sizeof(text)))
+        return put_own_error(name, text, out);
+    if (x->status == X_IS_ERROR || x->status == X_IS_DEAD)
+        return put_kernel_error(x, out);
+    return buf_append_str(out, "null");
 }
 
 static double span_ms(uint64_t from, uint64_t to)
@@ -351,22 +394,18 @@ int km_execution_write_json(const struct km_execution *x, struct buf *out)
 
 int km_execution_write_text(const struct km_execution *x, struct buf *out)
 {
+    const char *name;
+    char text[300];
     int r = km_result_write_text(&x->result, out);
     if (r == 0 && x->result.truncated) {
         r = km_text_newline(out);
         if (r == 0)
             r = buf_printf(out, "[%zu bytes of output left out]\n", x->result.truncated);
     }
-    if (r == 0 && x->status == X_IS_TIMEOUT) {
+    if (r == 0 && own_error(x, &name, text, sizeof(text))) {
         r = km_text_newline(out);
         if (r == 0)
-            r = buf_printf(out, "Timeout: the code was stopped after its time limit of %g s\n",
-                           (double)x->timeout_ms / 1000);
-    }
-    if (r == 0 && x->status == X_IS_DEAD && !x->result.reply) {
-        r = km_text_newline(out);
-        if (r == 0)
-            r = buf_printf(out, "DeadKernelError: %s\n", x->why);
+            r = buf_printf(out, "%s: %s\n", name, text);
     }
     return r;
 }

@@ -21,7 +21,8 @@ struct km_execution_events {
     void (*done)(void *ctx, struct km_execution *x);   /* once; also on kernel death */
 };
 void km_execute_opts_defaults(struct km_execute_opts *o);
-/* -ESRCH, -EAGAIN as km_client_submit. stdin is never allowed. */
+/* -ESRCH, -EAGAIN as km_client_submit; -E2BIG. stdin is never allowed: code that asks for input all
+ * the same is interrupted and ends with the error StdinNotImplementedError. */
 int km_execute(struct km_kernel *k, const struct km_execute_opts *o,
                const struct km_execution_events *ev, void *ctx, struct km_execution **ret,
                struct err *e);

@@ -291,6 +291,37 @@ static void a_timeout_ends_also_when_the_code_ignores_the_interrupt(void **state
     jp_msg_unref(q);
 }
 
+static void code_that_asks_for_input_is_stopped_with_a_clear_error(void **state)
+{
+    struct bench *t = *state;
+    char op[16];
+    t->x = run(t, "input()", 0, 0);
+    struct jp_msg *q = request(t);
+    busy(t, q);
+    fake_vm_say(t->vm, JP_STDIN, "input_request", q, "{\"prompt\": \"?\"}");
+    rig_turn(&t->r);
+    assert_int_not_equal(fake_vm_take_ctl(t->vm, op), 0);
+    assert_string_equal(op, "interrupt");
+    finish(t, q, "{\"status\": \"error\", \"ename\": \"KeyboardInterrupt\"}");
+    assert_int_equal(t->done, 1);
+    assert_string_equal(km_execution_status(t->x), "error");
+    assert_non_null(strstr(json_of(t, t->x), "\"ename\": \"StdinNotImplementedError\""));
+    assert_non_null(strstr(text_of(t, t->x), "StdinNotImplementedError: the code asked"));
+    jp_msg_unref(q);
+}
+
+static void code_that_asks_for_input_and_ignores_the_interrupt_ends_too(void **state)
+{
+    struct bench *t = *state;
+    t->x = run(t, "input()", 0, 0);
+    struct jp_msg *q = request(t);
+    fake_vm_say(t->vm, JP_STDIN, "input_request", q, "{\"prompt\": \"?\"}");
+    rig_advance(&t->r, 1000);
+    assert_int_equal(t->done, 1);
+    assert_string_equal(km_execution_status(t->x), "error");
+    jp_msg_unref(q);
+}
+
 static void a_queued_execution_that_is_cancelled_never_interrupts_another(void **state)
 {
     struct bench *t = *state;
@@ -422,6 +453,8 @@ int main(void)
         TEST(output_over_the_limit_is_counted_and_cut_between_characters),
         TEST(a_timeout_interrupts_and_keeps_the_partial_output),
         TEST(a_timeout_ends_also_when_the_code_ignores_the_interrupt),
+        TEST(code_that_asks_for_input_is_stopped_with_a_clear_error),
+        TEST(code_that_asks_for_input_and_ignores_the_interrupt_ends_too),
         TEST(a_queued_execution_that_is_cancelled_never_interrupts_another),
         TEST(cancel_with_interrupt_stops_the_running_code),
         TEST(the_death_of_the_kernel_ends_an_execution),
