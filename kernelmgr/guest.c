@@ -141,6 +141,17 @@ static bool peer_known(const struct km_kernel *k, uint32_t peer)
     return false;
 }
 
+/* At most once a second: the guest may ask as often as it likes. */
+static void interrupt_prompt(struct km_kernel *k)
+{
+    uint64_t now = loop_now_ms(k->m->loop);
+    if (k->prompt_ms && now - k->prompt_ms < KM_PROMPT_INTERVAL_MS)
+        return;
+    k->prompt_ms = now ? now : 1;
+    log_info(&k->log_ctx, "a prompt without an asker: interrupting it");
+    km_kernel_ctl(k, ++k->next_ctl, "interrupt");
+}
+
 /* A prompt goes to the asker alone. Nobody there to answer, now or later: stop the cell instead of
  * a hang. */
 static void on_input_request(struct km_kernel *k, struct jp_msg *m)
@@ -148,8 +159,7 @@ static void on_input_request(struct km_kernel *k, struct jp_msg *m)
     struct km_req *q = km_router_find(&k->router, m->parent_id);
     unsigned open = 0;
     if (!q || !peer_known(k, q->peer)) {
-        log_info(&k->log_ctx, "a prompt without an asker: interrupting it");
-        km_kernel_ctl(k, ++k->next_ctl, "interrupt");
+        interrupt_prompt(k);
         return;
     }
     LIST_FOR_EACH (&k->inputs, n)
@@ -383,7 +393,10 @@ static void on_done(struct km_kernel *k, json_t *o)
 void km_guest_message(struct km_kernel *k, enum gl_type type, uint32_t stream, struct slice payload)
 {
     if (type == GL_EVENT) {
-        log_info(&k->log_ctx, "sandbox event: %.*s", SLICE_FMT(payload));
+        uint64_t n = ++k->events;
+        if (!(n & (n - 1))) /* as often as the guest likes: say it ever more rarely */
+            log_info(&k->log_ctx, "sandbox event %llu: %.*s", (unsigned long long)n,
+                     SLICE_FMT(payload));
         return;
     }
     if (stream != k->stream || km_state(k) == KM_K_CLOSED || km_state(k) == KM_K_DEAD) {

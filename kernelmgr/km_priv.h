@@ -16,9 +16,10 @@
 #define KM_PEERS_AWAY_MAX 32u     /* cursors kept for sessions that left, per kernel */
 #define KM_OUTBOX_MAX (16u << 20) /* bytes of client messages that wait for the kernel */
 #define KM_OUTBOX_COUNT_MAX 4096u
-#define KM_HEADER_MAX (64u << 10) /* header of a client message */
-#define KM_INFO_MAX (256u << 10)  /* kernel_info_reply content that is kept */
-#define KM_INPUTS_MAX 16u         /* open input_requests (one per subshell) */
+#define KM_HEADER_MAX (64u << 10)   /* header of a client message */
+#define KM_INFO_MAX (256u << 10)    /* kernel_info_reply content that is kept */
+#define KM_INPUTS_MAX 16u           /* open input_requests (one per subshell) */
+#define KM_PROMPT_INTERVAL_MS 1000u /* between interrupts of prompts that nobody can answer */
 #define KM_INTERRUPT_TIMEOUT_MS 10000u
 #define KM_STABLE_MS 10000u /* alive so long: the count of restarts in a row starts again */
 #define KM_FAREWELL_MS 250u /* between a shutdown_reply and the end of its kernel */
@@ -126,6 +127,8 @@ struct km_kernel {
     struct jp_msg *raw_parent; /* last tracked busy status: its parent header owns raw output */
     bool flush_queued;
     uint32_t pass;         /* see unthrottle() */
+    uint64_t prompt_ms;    /* last interrupt of a prompt without an asker */
+    uint64_t events;       /* GL_EVENT, logged at powers of two */
     uint64_t bad_messages; /* of the guest; logged at powers of two */
     struct loop_timer *timer;
     uint64_t timer_at_ms;

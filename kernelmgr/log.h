@@ -51,7 +51,7 @@ struct km_log {
 };
 
 /* Bytes charged per entry beside the message's own: what the structs take. */
-#define KM_ENTRY_OVERHEAD 256u
+#define KM_ENTRY_OVERHEAD 512u
 
 void km_log_init(struct km_log *l, size_t bytes_max, size_t replay_max, size_t coalesce_max);
 void km_log_fini(struct km_log *l); /* cursors must be gone */
