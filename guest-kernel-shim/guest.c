@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,9 +19,45 @@
 #define ENTROPY_MAX 512u
 #define BOOT_ID_PATH "/proc/sys/kernel/random/boot_id"
 
+/* Files that every restore writes. Under emulation a first path walk, copy-up or mount costs
+ * milliseconds each, so init lays small files of a tmpfs over them once (guest_identity_prepare)
+ * and a restore only writes to descriptors that are open already. Without that (or when it failed)
+ * they are written by path. */
+enum { ID_HOSTNAME, ID_HOSTS, ID_MACHINE, ID_BOOT, ID_FILES };
+static const struct id_file {
+    const char *name, *path;
+} id_files[ID_FILES] = {
+    [ID_HOSTNAME] = { "hostname", "/etc/hostname" },
+    [ID_HOSTS] = { "hosts", "/etc/hosts" },
+    [ID_MACHINE] = { "machine-id", "/etc/machine-id" },
+    [ID_BOOT] = { "boot_id", BOOT_ID_PATH },
+};
+static int id_fds[ID_FILES] = { -1, -1, -1, -1 };
+static int urandom_fd = -1;
+
+void guest_identity_prepare(const char *run_dir)
+{
+    urandom_fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
+    unlink("/var/lib/systemd/random-seed");
+    for (int i = 0; i < ID_FILES; i++) {
+        CLEANUP(freep) char *file = xasprintf("%s/%s", run_dir, id_files[i].name);
+        CLEANUP(closep) int target = open(id_files[i].path, O_RDONLY | O_CREAT | O_CLOEXEC, 0644);
+        CLEANUP(closep)
+        int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+
+        if (fd < 0 || fchmod(fd, 0644) < 0 ||
+            mount(file, id_files[i].path, NULL, MS_BIND, NULL) < 0) {
+            unlink(file);
+            continue;
+        }
+        id_fds[i] = TAKE_FD(fd);
+    }
+}
+
 int guest_add_entropy(struct slice entropy, struct err *e)
 {
-    CLEANUP(closep) int fd = -1;
+    CLEANUP(closep) int own = -1;
+    int fd = urandom_fd;
     struct {
         int bits, size;
         uint8_t bytes[ENTROPY_MAX];
@@ -32,7 +69,8 @@ int guest_add_entropy(struct slice entropy, struct err *e)
     pool.bits = (int)entropy.n * 8;
     pool.size = (int)entropy.n;
     memcpy(pool.bytes, entropy.p, entropy.n);
-    fd = open("/dev/urandom", O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        fd = own = open("/dev/urandom", O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return err_errno(e, errno, "/dev/urandom");
     if (ioctl(fd, RNDADDENTROPY, &pool) < 0)
@@ -64,7 +102,7 @@ bool guest_hostname_ok(const char *name)
     return true;
 }
 
-static int write_file(const char *path, const char *text, struct err *e)
+static int write_by_path(const char *path, const char *text, struct err *e)
 {
     CLEANUP(fclosep) FILE *f = fopen(path, "we");
 
@@ -72,6 +110,17 @@ static int write_file(const char *path, const char *text, struct err *e)
         return err_errno(e, errno, "%s", path);
     if (fputs(text, f) < 0 || fflush(f) != 0)
         return err_errno(e, errno, "%s", path);
+    return 0;
+}
+
+static int write_id(int i, const char *text, struct err *e)
+{
+    size_t n = strlen(text);
+
+    if (id_fds[i] < 0)
+        return write_by_path(id_files[i].path, text, e);
+    if (pwrite(id_fds[i], text, n, 0) != (ssize_t)n || ftruncate(id_fds[i], (off_t)n) < 0)
+        return err_errno(e, errno ? errno : EIO, "%s", id_files[i].path);
     return 0;
 }
 
@@ -85,11 +134,11 @@ int guest_set_hostname(const char *name, struct err *e)
     if (sethostname(name, strlen(name)) < 0)
         return err_errno(e, errno, "sethostname");
     snprintf(text, sizeof(text), "%s\n", name);
-    if ((r = write_file("/etc/hostname", text, e)) < 0)
+    if ((r = write_id(ID_HOSTNAME, text, e)) < 0)
         return r;
     snprintf(text, sizeof(text),
              "127.0.0.1 localhost\n127.0.1.1 %s\n::1 localhost ip6-localhost ip6-loopback\n", name);
-    return write_file("/etc/hosts", text, e);
+    return write_id(ID_HOSTS, text, e);
 }
 
 int guest_set_machine_id(const char *hex32, struct err *e)
@@ -99,14 +148,14 @@ int guest_set_machine_id(const char *hex32, struct err *e)
     if (strlen(hex32) != 32 || strspn(hex32, "0123456789abcdef") != 32)
         return err_set(e, -EINVAL, "machine_id: must be 32 lower-case hex digits");
     snprintf(text, sizeof(text), "%s\n", hex32);
-    unlink("/etc/machine-id"); /* may be a link, or mode 0444 and empty in the image */
-    unlink("/var/lib/systemd/random-seed");
-    return write_file("/etc/machine-id", text, e);
+    if (id_fds[ID_MACHINE] < 0)
+        unlink("/etc/machine-id"); /* may be a link, or mode 0444 and empty in the image */
+    return write_id(ID_MACHINE, text, e);
 }
 
 int guest_new_boot_id(const char *run_dir, struct err *e)
 {
-    CLEANUP(freep) char *file = fs_join(run_dir, "boot_id");
+    CLEANUP(freep) char *file = fs_join(run_dir, id_files[ID_BOOT].name);
     char text[ID_UUID_LEN + 2];
     bool mounted = access(file, F_OK) == 0;
     int r;
@@ -114,8 +163,10 @@ int guest_new_boot_id(const char *run_dir, struct err *e)
     id_uuid4(text);
     text[ID_UUID_LEN] = '\n';
     text[ID_UUID_LEN + 1] = '\0';
+    if (id_fds[ID_BOOT] >= 0)
+        return write_id(ID_BOOT, text, e);
     /* Written in place: a bind mount shows the file's new content. */
-    if ((r = write_file(file, text, e)) < 0)
+    if ((r = write_by_path(file, text, e)) < 0)
         return r;
     if (!mounted && mount(file, BOOT_ID_PATH, NULL, MS_BIND, NULL) < 0) {
         r = err_errno(e, errno, "mount over " BOOT_ID_PATH);

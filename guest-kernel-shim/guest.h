@@ -5,6 +5,9 @@
 #include "common/err.h"
 #include "common/slice.h"
 
+/* Once, by init, with run_dir (tmpfs) there: opens what the functions below write, so that they
+ * cost little after a restore. They work without it too. */
+void guest_identity_prepare(const char *run_dir);
 /* Mix into the kernel's generator, credit the bits, and make it reseed at once, so that no two
  * clones draw the same numbers. entropy: 32 bytes at least. */
 int guest_add_entropy(struct slice entropy, struct err *e);

@@ -21,6 +21,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,7 +29,8 @@
 #define DISK_MB_DEFAULT 512
 #define WAIT_MS 30000 /* for devices to appear: emulated machines are slow */
 #define WAIT_STEP_MS 10
-#define PIDS_MAX "4096"
+#define PROCESSES_MIN 192u
+#define PROCESSES_MAX 4096u
 
 /* guest.json lives in the initramfs: read before the root is switched, used after. */
 static json_t *guest_config;
@@ -301,13 +303,24 @@ static void loopback_up(void)
     close(fd);
 }
 
+unsigned init_process_limit(void)
+{
+    struct sysinfo info;
+    unsigned mb = sysinfo(&info) == 0 ? (unsigned)(info.totalram * info.mem_unit >> 20) : 0;
+    unsigned n = mb / 4;
+
+    return n < PROCESSES_MIN ? PROCESSES_MIN : n > PROCESSES_MAX ? PROCESSES_MAX : n;
+}
+
 /* A group for kernels: fork bombs end at its pids limit, whoever runs them. Best effort. */
 static void cgroup_for_kernels(void)
 {
+    char max[16];
+
     write_text("/sys/fs/cgroup/cgroup.subtree_control", "+pids");
-    write_text("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
     mkdir("/sys/fs/cgroup/kernels", 0755);
-    write_text("/sys/fs/cgroup/kernels/pids.max", PIDS_MAX);
+    snprintf(max, sizeof(max), "%u", init_process_limit());
+    write_text("/sys/fs/cgroup/kernels/pids.max", max);
 }
 
 static void set_limits(void)
@@ -317,6 +330,8 @@ static void set_limits(void)
     setrlimit(RLIMIT_NOFILE, &files);
     setrlimit(RLIMIT_CORE, &core);
     write_text("/proc/self/oom_score_adj", "-1000");
+    /* A list of all tasks on the console for every kill takes seconds under emulation. */
+    write_text("/proc/sys/vm/oom_dump_tasks", "0");
     reboot(RB_DISABLE_CAD);
 }
 
@@ -358,11 +373,14 @@ int init_system(int *ret_link_fd, struct err *e)
     if ((r = switch_root(e)) < 0 || (r = mount_late(e)) < 0)
         return r;
     loopback_up();
+    if ((r = fs_mkdir_p(INIT_RUN_DIR, 0711, e)) < 0)
+        return r;
+    guest_identity_prepare(INIT_RUN_DIR);
     if (guest_set_hostname("cellvisor", &ignored) < 0)
         log_warn(NULL, "init: hostname: %s", ignored.msg);
     cgroup_for_kernels();
     set_limits();
-    if ((r = fs_mkdir_p(INIT_RUN_DIR, 0711, e)) < 0 || (r = open_port(ret_link_fd, e)) < 0)
+    if ((r = open_port(ret_link_fd, e)) < 0)
         return r;
     log_info(NULL, "init: root is up, link port is open");
     return 0;

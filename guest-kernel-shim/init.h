@@ -18,6 +18,8 @@
 int init_system(int *ret_link_fd, struct err *e);
 /* Environment and account of kernels, from the image and guest.json. */
 void init_kernel_environment(struct shim_environ *env, struct shim_user *user);
+/* Processes and threads that all kernels together may have: by memory, since each costs some. */
+unsigned init_process_limit(void);
 /* sync and power off; does not return. */
 void init_power_off(void) __attribute__((noreturn));
 

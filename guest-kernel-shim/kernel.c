@@ -4,6 +4,7 @@
 #include "common/fs.h"
 #include "common/id.h"
 #include "common/mem.h"
+#include "guest-kernel-shim/init.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +25,6 @@
 #define INTERRUPT_REPLY_MS 5000
 #define ORPHAN_MS 500 /* after an interrupt: to SIGTERM, and from there to SIGKILL */
 #define OLD_KEY_MS 2000
-#define KERNEL_NPROC 2048
 #define KERNEL_NOFILE 65536
 #define KERNEL_OOM_ADJ 500
 #define SOCKET_PATH_MAX 107 /* sockaddr_un */
@@ -372,7 +372,7 @@ static int launch(struct shim_kernel *k, struct err *e)
     CLEANUP(launch_fini) struct launch l = { .out_w = { -1, -1 }, .hook_fd = -1 };
     const struct shim_limit limits[] = { { RLIMIT_CORE, 0 },
                                          { RLIMIT_NOFILE, KERNEL_NOFILE },
-                                         { RLIMIT_NPROC, KERNEL_NPROC } };
+                                         { RLIMIT_NPROC, h->vm ? init_process_limit() : 0 } };
     char file[160];
     struct shim_child c = {
         .user = &h->user,
@@ -705,9 +705,23 @@ static void on_old_key(void *ctx)
         shim_zmq_forget_key(k->zmq);
 }
 
-void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx)
+/* The new key into the connection file, in place: both have the same length. Done here because the
+ * kernel's own language would take a tenth of the whole resume for it under emulation. Whoever
+ * reads the file later (a user's %connect_info) finds the truth; nothing of ours does. */
+static void replace_key(struct shim_kernel *k, const char *fresh)
 {
     CLEANUP(freep) char *file = xasprintf("%s/connection.json", k->dir);
+    CLEANUP(closep) int fd = open(file, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    char text[1024];
+    ssize_t n = fd >= 0 ? pread(fd, text, sizeof(text), 0) : -1;
+    char *at = n > 0 ? memmem(text, (size_t)n, k->key, strlen(k->key)) : NULL;
+
+    if (!at || pwrite(fd, fresh, strlen(k->key), at - text) < 0)
+        log_warn(&k->log, "connection file keeps the old key");
+}
+
+void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx)
+{
     uint8_t seed[64], key[SHIM_KEY_LEN / 2];
     char seed_hex[129], key_hex[SHIM_KEY_LEN + 1], session[ID_UUID_LEN + 1];
 
@@ -721,10 +735,11 @@ void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx)
         return;
     }
     shim_zmq_rekey(k->zmq, slice_str(key_hex));
+    replace_key(k, key_hex);
     snprintf(k->key, sizeof(k->key), "%s", key_hex);
     shim_timer_start(&k->host->loop, &k->key_timer, OLD_KEY_MS, on_old_key, k);
     shim_hook_call(&k->hook,
-                   json_pack("{s:s, s:{s:s, s:s, s:s}}", "reseed", seed_hex, "rekey", "session",
-                             session, "key", key_hex, "file", file),
+                   json_pack("{s:s, s:{s:s, s:s}}", "reseed", seed_hex, "rekey", "session", session,
+                             "key", key_hex),
                    fn, ctx);
 }

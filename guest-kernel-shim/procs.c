@@ -2,6 +2,7 @@
 #include "common/mem.h"
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -134,33 +135,40 @@ void shim_oom_fini(struct shim_oom *o)
     o->kmsg_fd = -1;
 }
 
-static void read_kmsg(struct shim_oom *o)
+/* Whether records were lost: a kill dumps much, and the log is a ring. */
+static bool read_kmsg(struct shim_oom *o)
 {
-    char line[2048];
+    char line[8192]; /* the longest record */
+    bool lost = false;
 
     for (int i = 0; o->kmsg_fd >= 0 && i < 4096; i++) {
         ssize_t n = read(o->kmsg_fd, line, sizeof(line) - 1);
         pid_t pid;
 
+        if (n < 0 && errno == EPIPE) {
+            lost = true;
+            continue;
+        }
         if (n <= 0)
-            return; /* EAGAIN; EPIPE (records were overwritten) is retried at the next death */
+            break;
         line[n] = '\0';
         pid = shim_oom_parse(line);
         if (pid > 0)
             o->killed[o->n_killed++ % 16] = pid;
     }
+    return lost;
 }
 
 bool shim_oom_was(struct shim_oom *o, pid_t pid)
 {
     uint64_t now = oom_counter();
-    bool counted = now > o->counter;
+    bool counted = now > o->counter, lost;
 
     o->counter = now;
-    read_kmsg(o);
+    lost = read_kmsg(o);
     for (size_t i = 0; i < 16 && i < o->n_killed; i++)
         if (o->killed[i] == pid)
             return true;
     /* Without the log, a new kill since the last death is the best evidence there is. */
-    return o->kmsg_fd < 0 && counted;
+    return (o->kmsg_fd < 0 || lost) && counted;
 }

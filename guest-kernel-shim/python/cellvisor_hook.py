@@ -151,24 +151,31 @@ class Hook:
             self.complain("iopub keeps its high-water mark", error)
 
     def pack_anything(self):
-        """Lone surrogates (undecodable file names) must not lose a message."""
+        """Lone surrogates (undecodable file names) must not lose a message, and numbers that JSON
+        does not have become null, without a warning in the cell's stderr."""
         session = self.kernel.session
         pack = session.pack
+        try:
+            from jupyter_client.jsonutil import json_default
+        except ImportError:
+            json_default = str
+
+        def strict(obj):
+            text = json.dumps(obj, default=json_default, ensure_ascii=False, allow_nan=False)
+            return text.encode("utf-8")
 
         def safe_pack(obj):
             try:
+                if getattr(pack, "__name__", "") == "json_packer":
+                    return strict(obj)
                 data = pack(obj)
                 if isinstance(data, str):
                     data = data.encode("utf-8")
                 if not data.isascii():
                     data.decode("utf-8")
                 return data
-            except UnicodeError:
-                pass
-            except TypeError as error:  # another packer's way to say so
-                if "surrogate" not in str(error) and "UTF-8" not in str(error):
-                    raise
-            return json.dumps(replace_surrogates(obj), default=str).encode("utf-8")
+            except (TypeError, ValueError):  # UnicodeError is one
+                return strict(plain(obj))
 
         try:
             session.pack = safe_pack
@@ -272,13 +279,20 @@ class Hook:
             pass
 
 
-def replace_surrogates(obj):
+def replace_surrogates(text):
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def plain(obj):
+    """A copy that JSON can say: no lone surrogates, no NaN or infinity, keys that are strings."""
     if isinstance(obj, str):
-        return obj.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return replace_surrogates(obj)
+    if isinstance(obj, float):
+        return obj if obj - obj == 0 else None
     if isinstance(obj, dict):
-        return {replace_surrogates(k): replace_surrogates(v) for k, v in obj.items()}
+        return {plain(k if isinstance(k, str) else str(k)): plain(v) for k, v in obj.items()}
     if isinstance(obj, (list, tuple)):
-        return [replace_surrogates(v) for v in obj]
+        return [plain(v) for v in obj]
     return obj
 
 
@@ -289,8 +303,7 @@ def reseed(seed):
     if "random" in modules:
         modules["random"].seed(seed)
     if "numpy.random" in modules:
-        words = [int.from_bytes(seed[i : i + 4], "little") for i in range(0, len(seed), 4)]
-        modules["numpy.random"].seed(words)
+        seed_numpy(modules["numpy.random"])
     if "ssl" in modules:
         modules["ssl"].RAND_add(seed, float(len(seed)))
     if "tempfile" in modules:
@@ -302,6 +315,14 @@ def reseed(seed):
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "torch" in modules:
         modules["torch"].manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+
+
+def seed_numpy(module):
+    """The whole state at once: seed() with an array walks through a tenth of numpy for it."""
+    try:
+        module.set_state(("MT19937", memoryview(os.urandom(2496)).cast("I"), 624, 0, 0.0))
+    except Exception:  # another default generator, another version
+        module.seed([int.from_bytes(os.urandom(4), "little") for _ in range(16)])
 
 
 class PyplotFinder:
