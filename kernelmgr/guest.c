@@ -162,6 +162,10 @@ static void on_input_request(struct km_kernel *k, struct jp_msg *m)
         interrupt_prompt(k);
         return;
     }
+    if (m->size > KM_HEADER_MAX) { /* not worth remembering */
+        km_publish(k, m, q->peer, NULL);
+        return;
+    }
     LIST_FOR_EACH (&k->inputs, n)
         open++;
     struct list_node *oldest = list_first(&k->inputs);
@@ -170,10 +174,6 @@ static void on_input_request(struct km_kernel *k, struct jp_msg *m)
         list_remove(&old->link);
         jp_msg_unref(old->msg);
         free(old);
-    }
-    if (m->size > KM_HEADER_MAX) { /* not worth remembering */
-        km_publish(k, m, q->peer, NULL);
-        return;
     }
     struct km_input *in = xnew(struct km_input);
     in->msg = jp_msg_ref(m);

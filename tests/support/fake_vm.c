@@ -66,6 +66,8 @@ static int op_send(struct vm *vm, enum gl_type type, uint32_t stream, const stru
     struct buf b;
     if (!v->is_up || v->down_queued)
         return -ENOTCONN;
+    if (v->ctl_error && type != GL_KERNEL_MSG)
+        return v->ctl_error;
     if (v->send_error && type == GL_KERNEL_MSG)
         return v->send_error;
     if (v->full && type == GL_KERNEL_MSG)

@@ -30,6 +30,7 @@ struct fake_vm {
     size_t granted;
     int send_error; /* what sends of messages give, 0 = nothing */
     unsigned room;  /* not 0: so many messages are taken, then it is full */
+    int ctl_error;  /* what sends of GL_KERNEL_CTL and _START give, 0 = nothing */
     bool full;      /* sends give -EAGAIN */
     size_t queued;  /* what vm_queued says */
     unsigned closed_streams;

@@ -12,7 +12,7 @@ void rig_init(struct rig *r)
 
 void rig_start_manager(struct rig *r)
 {
-    r->m = km_manager_new(r->loop, &r->vms.service, &r->cfg, NULL, NULL);
+    r->m = km_manager_new(r->loop, &r->vms.service, &r->cfg, r->metrics, NULL);
 }
 
 static void on_closed(void *ctx)
@@ -37,6 +37,7 @@ void rig_fini(struct rig *r)
         rig_advance(r, 10000);
         km_manager_free(r->m);
     }
+    metrics_free(r->metrics);
     fake_service_fini(&r->vms);
     loop_free(r->loop);
 }

@@ -9,6 +9,7 @@ struct rig {
     struct fake_service vms;
     struct km_config cfg;
     struct km_manager *m;
+    struct metrics *metrics; /* NULL unless the test makes them; freed by rig_fini */
     bool closed;
 };
 struct rig_done { /* a km_done_fn that remembers */
