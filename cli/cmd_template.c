@@ -290,6 +290,7 @@ static int exit_code_of(int r)
     case -ENOENT:
     case -ENOSPC:
     case -ENOTSUP:
+    case -EHOSTUNREACH:
     case -EACCES:
     case -EPERM:
         return CLI_ENVIRONMENT;

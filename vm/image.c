@@ -450,6 +450,13 @@ static int install(struct tb *b, const char *work, const struct tb_plan *plan, i
 
 /* ---- the stage ---- */
 
+/* It must be on the disk before the rename that makes it count. */
+static int sync_file(const char *path, struct err *e)
+{
+    CLEANUP(closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 || fdatasync(fd) < 0 ? err_errno(e, errno, "%s", path) : 0;
+}
+
 static int write_facts(const char *out, struct err *e)
 {
     CLEANUP(freep) char *image = fs_join(out, "root.erofs");
@@ -458,8 +465,9 @@ static int write_facts(const char *out, struct err *e)
     char sha[65];
     struct stat st;
     struct buf b;
-    int r = fs_sha256_file(image, sha, e);
-    if (r < 0 || (r = fs_read_file(list, 4u << 20, &b, e)) < 0)
+    int r = sync_file(image, e);
+    if (r < 0 || (r = fs_sha256_file(image, sha, e)) < 0 ||
+        (r = fs_read_file(list, 4u << 20, &b, e)) < 0)
         return r;
     json_t *packages = json_object();
     char *save, *text = buf_cstr(&b);
@@ -549,19 +557,19 @@ int tb_stage_root(struct tb *b, struct err *e)
     CLEANUP(freep) char *dir = vm_store_path(b->spec->state_dir, "cache", name);
     CLEANUP(freep) char *work = xasprintf("%s/cache/.tmp-%s", b->spec->state_dir, name);
     CLEANUP(freep) char *facts = fs_join(dir, "root.json");
-    CLEANUP(closep) int lock = -1;
     b->stage = TB_RESOLVE;
-    r = tb_lock(b, name, &lock, e);
+    r = tb_lock_stage(b, name, facts, &b->root_lock, e);
     if (r < 0)
         return r;
     bool cached = !b->spec->refresh && fs_exists(facts);
     if (!cached)
-        r = build_root(b, work, dir, lock, e);
+        r = build_root(b, work, dir, b->root_lock, e);
     if (r < 0)
         return r;
     b->root = json_load_file(facts, 0, NULL);
-    if (!b->root)
+    if (!json_is_string(json_object_get(b->root, "sha256")))
         return err_set(e, -EINVAL, "%s is damaged: remove the folder and build again", facts);
+    (void)vm_store_share_lock(b->root_lock);
     b->root_dir = TAKE_PTR(dir);
     if (cached)
         tb_begin(b, TB_IMAGE, "root image");

@@ -140,8 +140,7 @@ char **tb_apt_acquire(struct tb *b)
     return list;
 }
 
-/* "scheme://user:password@host/" -> "scheme://host/": what stays in an image names no secret. */
-static char *without_userinfo(const char *url)
+char *tb_public_url(const char *url)
 {
     const char *host = strstr(url, "://");
     if (!host)
@@ -156,13 +155,13 @@ char *tb_sources(const struct tb *b, bool without_password)
     const char *suite = b->recipe->suite;
     const char *by = without_password ? "[signed-by=" KEYRING "] " : "";
     CLEANUP(freep)
-    char *main_url = without_password ? without_userinfo(b->mirror) : xstrdup(b->mirror);
+    char *main_url = without_password ? tb_public_url(b->mirror) : xstrdup(b->mirror);
     bool rolling = !strcmp(suite, "sid") || !strcmp(suite, "unstable");
     if (!b->mirror_security || rolling) /* those have no security archive */
         return xasprintf("deb %s%s %s main\n", by, main_url, suite);
     CLEANUP(freep)
     char *security =
-        without_password ? without_userinfo(b->mirror_security) : xstrdup(b->mirror_security);
+        without_password ? tb_public_url(b->mirror_security) : xstrdup(b->mirror_security);
     return xasprintf("deb %s%s %s main\ndeb %s%s %s-security main\n", by, main_url, suite, by,
                      security, suite);
 }
@@ -233,9 +232,9 @@ int tb_apt_open(struct tb *b, const char *dir, struct tb_apt *ret, struct err *e
     struct tb_cmd cmd = {
         .argv = argv, .env = (const char *const *)a.env, .keep_fd = -1, .out_fd = -1
     };
+    CLEANUP(freep) char *url = tb_public_url(b->mirror);
     CLEANUP(freep)
-    char *what =
-        xasprintf("reading the package lists of Debian %s from %s", b->recipe->suite, b->mirror);
+    char *what = xasprintf("reading the package lists of Debian %s from %s", b->recipe->suite, url);
     r = tb_run_ok(b, &cmd, what, e);
     if (r < 0) {
         tb_apt_close(&a);

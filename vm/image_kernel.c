@@ -371,9 +371,8 @@ int tb_stage_kernel(struct tb *b, struct err *e)
     CLEANUP(freep) char *dir = vm_store_path(b->spec->state_dir, "cache", name);
     CLEANUP(freep) char *work = xasprintf("%s/cache/.tmp-%s", b->spec->state_dir, name);
     CLEANUP(freep) char *facts = fs_join(dir, "kernel.json");
-    CLEANUP(closep) int lock = -1;
     tb_begin(b, TB_KERNEL, "guest kernel");
-    int r = tb_lock(b, name, &lock, e);
+    int r = tb_lock_stage(b, name, facts, &b->kernel_lock, e);
     if (r < 0)
         return r;
     bool cached = !b->spec->refresh && fs_exists(facts);
@@ -382,8 +381,9 @@ int tb_stage_kernel(struct tb *b, struct err *e)
     if (r < 0)
         return r;
     b->kernel = json_load_file(facts, 0, NULL);
-    if (!b->kernel)
+    if (!json_is_string(json_object_get(b->kernel, "sha256")))
         return err_set(e, -EINVAL, "%s is damaged: remove the folder and build again", facts);
+    (void)vm_store_share_lock(b->kernel_lock);
     b->kernel_dir = TAKE_PTR(dir);
     tb_end(b, cached);
     return 0;

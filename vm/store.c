@@ -78,11 +78,11 @@ json_t *vm_store_names(const char *state_dir)
     return out;
 }
 
-int vm_store_publish(const char *state_dir, const char *name, const char *hash, struct err *e)
+int vm_store_publish(const char *state_dir, const char *name, const char *folder, struct err *e)
 {
     CLEANUP(freep) char *link = vm_store_path(state_dir, "templates", name);
     CLEANUP(freep) char *tmp = xasprintf("%s/templates/.new-%s", state_dir, name);
-    CLEANUP(freep) char *target = xasprintf("../builds/%s", hash);
+    CLEANUP(freep) char *target = xasprintf("../builds/%s", folder);
     if (unlink(tmp) < 0 && errno != ENOENT)
         return err_errno(e, errno, "%s", tmp);
     if (symlink(target, tmp) < 0)
@@ -128,6 +128,23 @@ int vm_store_try_lock(const char *state_dir, const char *key, int *ret_fd, pid_t
         return err_errno(e, errno, "%s", path);
     *ret_fd = TAKE_FD(fd);
     return 0;
+}
+
+int vm_store_try_share(const char *state_dir, const char *key, int *ret_fd, struct err *e)
+{
+    CLEANUP(freep) char *path = vm_store_path(state_dir, "locks", key);
+    CLEANUP(closep) int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return err_errno(e, errno, "%s", path);
+    if (flock(fd, LOCK_SH | LOCK_NB) < 0)
+        return err_errno(e, errno == EWOULDBLOCK ? EBUSY : errno, "%s", path);
+    *ret_fd = TAKE_FD(fd);
+    return 0;
+}
+
+int vm_store_share_lock(int fd)
+{
+    return flock(fd, LOCK_SH) < 0 ? -errno : 0;
 }
 
 int vm_store_use(const char *build_dir, int *ret_fd, struct err *e)

@@ -1,7 +1,7 @@
 #pragma once
 /* The template store on disk, below the state directory:
  *   templates/NAME          symlink ../builds/HASH: the current build, switched by one rename
- *   builds/HASH/            one finished build (layout: vm/template.h); never changed afterwards
+ *   builds/HASH[-N]/        one finished build (layout: vm/template.h); never changed afterwards
  *   builds/.tmp-NAME/       a build in progress, owned by whoever holds lock "template-NAME"
  *   cache/root-KEY/, cache/kernel-KEY/   finished stages, shared by builds (files are hard links)
  *   cache/.tmp-KEY/         a stage in progress, owned by the holder of lock "KEY"
@@ -23,8 +23,8 @@ char *vm_store_path(const char *state_dir, const char *sub, const char *name);
 int vm_store_current(const char *state_dir, const char *name, char **ret_dir, struct err *e);
 /* Names of templates that have a build, sorted: JSON array of strings. */
 json_t *vm_store_names(const char *state_dir);
-/* Point NAME at builds/HASH. */
-int vm_store_publish(const char *state_dir, const char *name, const char *hash, struct err *e);
+/* Point NAME at builds/FOLDER. */
+int vm_store_publish(const char *state_dir, const char *name, const char *folder, struct err *e);
 /* Forget NAME (its build goes with the next clean-up). -ENOENT. */
 int vm_store_unpublish(const char *state_dir, const char *name, struct err *e);
 /* Remove builds that no name points at and nobody uses, and cached stages that no build shares
@@ -35,6 +35,10 @@ uint64_t vm_store_clean(const char *state_dir, bool all);
  * goes with the last copy of the descriptor: children that inherit it keep it. */
 int vm_store_try_lock(const char *state_dir, const char *key, int *ret_fd, pid_t *ret_holder,
                       struct err *e);
+/* Shared lock on KEY: holders exclude builders and clean-up, not each other. 0 or -EBUSY. */
+int vm_store_try_share(const char *state_dir, const char *key, int *ret_fd, struct err *e);
+/* Make an exclusive lock a shared one. */
+int vm_store_share_lock(int fd);
 /* Shared use of a build: descriptor to keep open while its files are needed. */
 int vm_store_use(const char *build_dir, int *ret_fd, struct err *e);
 

@@ -259,19 +259,14 @@ static int read_all(struct vm_template *t, struct err *e)
     return r < 0 ? r : check_files(t, e);
 }
 
-int vm_template_read(const char *state_dir, const char *name, struct vm_template **ret,
-                     struct err *e)
+int vm_template_read_dir(const char *dir, const char *name, struct vm_template **ret, struct err *e)
 {
-    char *dir = NULL;
-    int r = vm_store_current(state_dir, name, &dir, e);
-    if (r < 0)
-        return r;
     struct vm_template *t = xnew(struct vm_template);
     struct err inner = { 0 };
     t->name = xstrdup(name);
-    t->dir = dir;
+    t->dir = xstrdup(dir);
     t->use_fd = -1;
-    r = vm_store_use(dir, &t->use_fd, e);
+    int r = vm_store_use(dir, &t->use_fd, e);
     if (r < 0) {
         vm_template_free(t);
         return r;
@@ -287,6 +282,14 @@ int vm_template_read(const char *state_dir, const char *name, struct vm_template
     }
     *ret = t;
     return 0;
+}
+
+int vm_template_read(const char *state_dir, const char *name, struct vm_template **ret,
+                     struct err *e)
+{
+    CLEANUP(freep) char *dir = NULL;
+    int r = vm_store_current(state_dir, name, &dir, e);
+    return r < 0 ? r : vm_template_read_dir(dir, name, ret, e);
 }
 
 int vm_template_check(const struct vm_template *t, const char *qemu_path, struct err *e)

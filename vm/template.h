@@ -25,6 +25,9 @@ struct vm_template {
  * machine. -ENOENT: not built; -EINVAL: corrupt; -ESTALE: written by another version of us. */
 int vm_template_read(const char *state_dir, const char *name, struct vm_template **ret,
                      struct err *e);
+/* The same for a build folder that NAME need not point at. */
+int vm_template_read_dir(const char *dir, const char *name, struct vm_template **ret,
+                         struct err *e);
 /* Would its snapshot load here? -ESTALE: made with another QEMU, CPU or machine line; -ENOENT: no
  * QEMU. */
 int vm_template_check(const struct vm_template *t, const char *qemu_path, struct err *e);

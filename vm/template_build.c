@@ -2,6 +2,7 @@
  * is in a file of its own (vm/image*.c, vm/initramfs.c, vm/template_snapshot.c). */
 #include "common/cleanup.h"
 #include "common/fs.h"
+#include "common/id.h"
 #include "common/mem.h"
 #include "common/timefmt.h"
 #include "proto/gl.h"
@@ -10,6 +11,7 @@
 #include "vm/store.h"
 #include "vm/template.h"
 #include "vm/template_priv.h"
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -131,8 +133,22 @@ int tb_lock(struct tb *b, const char *key, int *ret_fd, struct err *e)
     }
 }
 
+int tb_lock_stage(struct tb *b, const char *key, const char *facts, int *ret_fd, struct err *e)
+{
+    /* Finished and in use by another build: share it. */
+    if (!b->spec->refresh && fs_exists(facts) &&
+        vm_store_try_share(b->spec->state_dir, key, ret_fd, NULL) == 0) {
+        if (fs_exists(facts))
+            return 0;
+        closep(ret_fd); /* cleaned away in between */
+        *ret_fd = -1;
+    }
+    return tb_lock(b, key, ret_fd, e);
+}
+
 void tb_key(json_t *inputs, char ret[65])
 {
+    assert(inputs); /* a failed json_pack would give every build the same key */
     CLEANUP(freep) char *text = json_dumps(inputs, JSON_COMPACT | JSON_SORT_KEYS);
     fs_sha256(slice_str(text), ret);
     json_decref(inputs);
@@ -350,34 +366,65 @@ static int write_manifest(struct tb *b, const char *dir, const char *hash, json_
     return fs_write_atomic(path, slice_str(text), 0644, e);
 }
 
-/* A finished build of this hash that is whole: publish it again, keeping it from being cleaned. */
-static int reuse(struct tb *b, const char *hash, bool *ret, struct err *e)
+/* The build in this folder is whole and of this hash: take it. */
+static bool usable(struct tb *b, const char *dir, const char *hash, struct vm_template **ret)
 {
-    CLEANUP(freep) char *dir = vm_store_path(b->spec->state_dir, "builds", hash);
-    CLEANUP(closep) int use = -1;
-    *ret = false;
-    if (b->spec->force || b->spec->refresh || vm_store_use(dir, &use, NULL) < 0)
-        return 0;
-    int r = vm_store_publish(b->spec->state_dir, b->recipe->name, hash, e);
-    if (r < 0)
-        return r;
-    struct vm_template *t = NULL;
     struct err why = { 0 };
-    if (vm_template_read(b->spec->state_dir, b->recipe->name, &t, &why) < 0)
-        tb_log(b, "existing build is not usable: %s", why.msg);
-    *ret = t != NULL;
-    vm_template_free(t);
-    return 0;
+    if (vm_template_read_dir(dir, b->recipe->name, ret, &why) < 0) {
+        if (fs_exists(dir))
+            tb_log(b, "existing build is not usable: %s", why.msg);
+        return false;
+    }
+    if (!strcmp((*ret)->hash, hash))
+        return true;
+    vm_template_free(*ret);
+    *ret = NULL;
+    return false;
 }
 
-/* A damaged or forced build gives way; a running gateway keeps its open files. */
+/* Nothing to do when the current build, or one that another recipe state left, has this hash. */
+static int reuse(struct tb *b, const char *hash, bool *ret, struct err *e)
+{
+    CLEANUP(freep) char *other = vm_store_path(b->spec->state_dir, "builds", hash);
+    CLEANUP(freep) char *current = NULL;
+    struct vm_template *t = NULL;
+    *ret = false;
+    if (b->spec->force || b->spec->refresh)
+        return 0;
+    if (vm_store_current(b->spec->state_dir, b->recipe->name, &current, NULL) == 0 &&
+        usable(b, current, hash, &t)) {
+        *ret = true;
+        vm_template_free(t);
+        return 0;
+    }
+    if (!usable(b, other, hash, &t))
+        return 0;
+    /* t holds the folder's lock: no clean-up can take it before it is published. */
+    int r = vm_store_publish(b->spec->state_dir, b->recipe->name, hash, e);
+    vm_template_free(t);
+    *ret = r == 0;
+    return r;
+}
+
+/* A folder of its own every time: a gateway may still start VMs from the one before, whose memory
+ * would not fit another device state. */
 static int finish(struct tb *b, const char *tmp, const char *hash, struct err *e)
 {
-    CLEANUP(freep) char *dir = vm_store_path(b->spec->state_dir, "builds", hash);
-    int r = vm_store_remove_tree(dir, e);
-    if (r == 0 && rename(tmp, dir) < 0)
-        r = err_errno(e, errno, "%s", dir);
-    return r < 0 ? r : vm_store_publish(b->spec->state_dir, b->recipe->name, hash, e);
+    CLEANUP(freep) char *folder = xstrdup(hash);
+    CLEANUP(freep) char *dir = vm_store_path(b->spec->state_dir, "builds", folder);
+    if (fs_exists(dir)) {
+        char tag[9];
+        id_token(tag, 4);
+        free(folder);
+        free(dir);
+        folder = xasprintf("%s-%s", hash, tag);
+        dir = vm_store_path(b->spec->state_dir, "builds", folder);
+    }
+    if (rename(tmp, dir) < 0)
+        return err_errno(e, errno, "%s", dir);
+    CLEANUP(closep) int use = -1;
+    int r = vm_store_use(dir, &use, e);
+    return r < 0 ? r : vm_store_publish(b->spec->state_dir, b->recipe->name, folder, e);
 }
 
 static int snapshot(struct tb *b, const char *tmp, const char *hash, struct err *e)
@@ -426,7 +473,6 @@ static int locked_build(struct tb *b, struct vm_build_result *ret, struct err *e
     if (r == 0)
         r = run_stages(b, ret, e);
     if (r == 0) {
-        CLEANUP(freep) char *dir = NULL;
         (void)vm_store_clean(b->spec->state_dir, false);
         struct vm_template *t = NULL;
         r = vm_template_read(b->spec->state_dir, b->recipe->name, &t, e);
@@ -448,6 +494,8 @@ static void tb_fini(struct tb *b)
     loop_signal_free(b->sigterm);
     loop_free(b->loop);
     closep(&b->log_fd);
+    closep(&b->kernel_lock);
+    closep(&b->root_lock);
     vm_recipe_free(b->recipe);
     json_decref(b->kernel);
     json_decref(b->root);
@@ -459,7 +507,9 @@ static void tb_fini(struct tb *b)
 int vm_build(const struct vm_build_spec *spec, vm_build_progress_fn fn, void *ctx,
              struct vm_build_result *ret, struct err *e)
 {
-    struct tb b = { .spec = spec, .fn = fn, .ctx = ctx, .log_fd = -1 };
+    struct tb b = {
+        .spec = spec, .fn = fn, .ctx = ctx, .log_fd = -1, .kernel_lock = -1, .root_lock = -1
+    };
     struct vm_build_result result = { .up_to_date = false };
     log_ctx_init(&b.log, NULL);
     b.loop = loop_new();

@@ -44,9 +44,10 @@ struct tb {
     char *mirror_security; /* NULL = none known */
 
     /* Results of the stages. */
-    char *kernel_dir;      /* cache: vmlinux, *.ko, modules.list, kernel.json */
-    char *root_dir;        /* cache: root.erofs, root.json */
-    json_t *kernel, *root; /* their json files */
+    char *kernel_dir;           /* cache: vmlinux, *.ko, modules.list, kernel.json */
+    char *root_dir;             /* cache: root.erofs, root.json */
+    json_t *kernel, *root;      /* their json files */
+    int kernel_lock, root_lock; /* shared: keep the stages from being cleaned away until the end */
 };
 
 /* Progress. overall is computed from the stage weights. */
@@ -56,6 +57,8 @@ void tb_step(struct tb *b, double fraction, const char *fmt, ...)
 void tb_end(struct tb *b, bool cached);
 /* Wait for lock KEY, telling the user for whom; the descriptor is ours. -EINTR when cancelled. */
 int tb_lock(struct tb *b, const char *key, int *ret_fd, struct err *e);
+/* Lock of a stage whose result is `facts`: shared when it is there, else exclusive as tb_lock. */
+int tb_lock_stage(struct tb *b, const char *key, const char *facts, int *ret_fd, struct err *e);
 /* One line into the build log. */
 void tb_log(struct tb *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int tb_check_cancelled(const struct tb *b, struct err *e);
@@ -97,6 +100,8 @@ int tb_mirror(struct tb *b, struct err *e);
 /* How apt on this machine reaches archives (proxies, TLS, date checks): "Acquire::http::Proxy
  * "..";" lines; NULL-terminated, may be empty. */
 char **tb_apt_acquire(struct tb *b);
+/* URL without user and password, for what people or images get to see; the caller frees. */
+char *tb_public_url(const char *url);
 /* "deb URL SUITE main" lines for the recipe's suite; the caller frees. */
 char *tb_sources(const struct tb *b, bool without_password);
 /* A private apt root in dir (made when missing) with fresh lists. */

@@ -16,6 +16,7 @@
 
 #define LINE_MAX_BYTES 4096u
 #define TERM_GRACE_MS 8000
+#define MIRROR_UNREACHABLE "the package mirror cannot be reached"
 
 struct run {
     struct tb *b;
@@ -110,8 +111,14 @@ int tb_cause(const char *line, const struct vm_recipe *recipe, char *ret, size_t
                  "that /etc/subuid has a line for you, or build as root");
         return 2;
     }
-    if (strstr(line, "Temporary failure resolving") || strstr(line, "Could not resolve")) {
-        snprintf(ret, size, "the package mirror cannot be reached: %.200s", line);
+    static const char *const unreachable[] = {
+        "Temporary failure resolving", "Could not resolve", "Could not connect",
+        "Unable to connect",           "Connection failed", "Network is unreachable"
+    };
+    for (size_t i = 0; i < sizeof(unreachable) / sizeof(*unreachable); i++) {
+        if (!strstr(line, unreachable[i]))
+            continue;
+        snprintf(ret, size, MIRROR_UNREACHABLE ": %.200s", line);
         return 2;
     }
     if (strstr(line, "/finish.sh: ")) {
@@ -306,7 +313,8 @@ int tb_run_ok(struct tb *b, const struct tb_cmd *cmd, const char *what, struct e
         return err_set(e, r, "%s: %s", what, inner.msg);
     if (!cause[0])
         snprintf(cause, sizeof(cause), "%s failed with exit code %d", cmd->argv[0], r);
-    return err_set(e, -EIO, "%s: %s", what, cause);
+    bool away = !strncmp(cause, MIRROR_UNREACHABLE, sizeof(MIRROR_UNREACHABLE) - 1);
+    return err_set(e, away ? -EHOSTUNREACH : -EIO, "%s: %s", what, cause);
 }
 
 int tb_run_text(struct tb *b, const char *const *argv, const char *const *env, size_t max,

@@ -131,6 +131,27 @@ static void test_a_second_builder_learns_who_holds_the_lock(void **state)
     assert_int_equal(after, 0); /* a dead holder holds nothing */
 }
 
+static void test_shared_locks_exclude_builders_only(void **state)
+{
+    (void)state;
+    int one = -1, two = -1, builder = -1;
+    pid_t holder = 0;
+    assert_int_equal(vm_store_try_share(dir, "k", &one, NULL), 0);
+    assert_int_equal(vm_store_try_share(dir, "k", &two, NULL), 0);
+    int while_shared = vm_store_try_lock(dir, "k", &builder, &holder, NULL);
+    close(one);
+    close(two);
+    assert_int_equal(vm_store_try_lock(dir, "k", &builder, &holder, NULL), 0);
+    int while_built = vm_store_try_share(dir, "k", &one, NULL);
+    assert_int_equal(vm_store_share_lock(builder), 0);
+    int after = vm_store_try_share(dir, "k", &two, NULL);
+    close(builder);
+    close(two);
+    assert_int_equal(while_shared, -EBUSY);
+    assert_int_equal(while_built, -EBUSY);
+    assert_int_equal(after, 0);
+}
+
 static void test_clean_removes_what_no_name_points_at(void **state)
 {
     (void)state;
@@ -234,6 +255,7 @@ int main(void)
         T(test_a_template_that_is_not_built_says_how_to_build_it),
         T(test_names_are_sorted_and_only_finished_builds_count),
         T(test_a_second_builder_learns_who_holds_the_lock),
+        T(test_shared_locks_exclude_builders_only),
         T(test_clean_removes_what_no_name_points_at),
         T(test_clean_leaves_a_build_that_is_in_use),
         T(test_a_killed_build_is_cleared_away_but_not_a_living_one),

@@ -285,6 +285,46 @@ static void test_a_damaged_build_is_made_again(void **state)
     assert_true(built());
 }
 
+static void test_a_gateway_keeps_the_build_it_uses(void **state)
+{
+    (void)state;
+    struct vm_build_result r;
+    struct vm_template *old = NULL, *new = NULL;
+    build_ok(&r);
+    assert_int_equal(vm_template_read(state_dir, "demo", &old, NULL), 0);
+    spec.force = true;
+    build_ok(&r);
+    int fd = -1, memory = vm_template_open_memory(old, &fd, NULL); /* still whole */
+    closep(&fd);
+    int read_new = vm_template_read(state_dir, "demo", &new, NULL);
+    bool apart = new &&strcmp(old->dir, new->dir) != 0;
+    vm_template_free(old);
+    vm_template_free(new);
+    assert_int_equal(memory, 0);
+    assert_int_equal(read_new, 0);
+    assert_true(apart);
+    spec.force = false;
+    build_ok(&r);
+    assert_true(r.up_to_date);
+    assert_int_equal(count("builds", ""), 1); /* nobody uses the old one any more */
+}
+
+static void test_a_build_of_an_earlier_recipe_is_taken_again(void **state)
+{
+    (void)state;
+    struct vm_build_result first, r;
+    struct vm_template *used = NULL;
+    build_ok(&first);
+    assert_int_equal(vm_template_read(state_dir, "demo", &used, NULL), 0);
+    put("demo/template.json", "{\"apt\":[\"python3\"],\"preload\":\"b\",\"memory_mb\":192}", 0644);
+    build_ok(&r);
+    put("demo/template.json", good_recipe, 0644);
+    build_ok(&r);
+    vm_template_free(used);
+    assert_true(r.up_to_date);
+    assert_string_equal(r.hash, first.hash);
+}
+
 /* Failures: nothing is published, the text says what to do, and finished stages stay. */
 static void check_failure(int want, const char *says)
 {
@@ -518,6 +558,8 @@ int main(void)
         T(test_force_makes_the_snapshot_again),
         T(test_refresh_asks_the_mirror_again),
         T(test_a_damaged_build_is_made_again),
+        T(test_a_gateway_keeps_the_build_it_uses),
+        T(test_a_build_of_an_earlier_recipe_is_taken_again),
         T(test_a_package_that_does_not_exist_is_named_with_its_key),
         T(test_a_failed_installation_is_explained),
         T(test_a_disk_that_fills_up_is_told),

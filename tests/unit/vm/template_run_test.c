@@ -88,6 +88,18 @@ static void test_a_failure_is_explained_by_what_was_printed(void **state)
     assert_string_equal(e.msg, "resolving packages: apt: Debian has no package \"nmpy\"");
 }
 
+static void test_an_unreachable_mirror_is_told_apart(void **state)
+{
+    (void)state;
+    const char *const argv[] = {
+        "sh", "-c", "echo \"W: Failed to fetch x  Temporary failure resolving 'm'\"; exit 100", NULL
+    };
+    struct tb_cmd cmd = { .argv = argv, .keep_fd = -1, .out_fd = -1 };
+    struct err e = { 0 };
+    assert_int_equal(tb_run_ok(&b, &cmd, "reading", &e), -EHOSTUNREACH);
+    assert_non_null(strstr(e.msg, "reading: the package mirror cannot be reached: "));
+}
+
 static void test_a_full_disk_is_told_apart(void **state)
 {
     (void)state;
@@ -205,6 +217,7 @@ int main(void)
         T(test_endless_lines_are_cut),
         T(test_a_program_that_is_not_there_is_named),
         T(test_a_failure_is_explained_by_what_was_printed),
+        T(test_an_unreachable_mirror_is_told_apart),
         T(test_a_full_disk_is_told_apart),
         T(test_leftovers_do_not_hold_us_up_and_are_ended),
         T(test_cancelling_ends_the_whole_group),
