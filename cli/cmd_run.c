@@ -316,6 +316,24 @@ static int run_code(struct run *r, struct err *e)
     return fs_read_file(strcmp(file, "-") == 0 ? "/dev/stdin" : file, CODE_MAX, &r->code, e);
 }
 
+/* Templates that are built but cannot be used here have a reason: say it instead of "no
+ * kernelspec". */
+static int check_templates(const struct run *r, struct err *e)
+{
+    const struct vm_template_desc *t = NULL;
+    size_t n = vm_templates(vm_host_service(r->host), &t);
+    const char *wanted = r->o.template_name;
+    for (size_t i = 0; i < n; i++)
+        if (t[i].ready && (!wanted || strcmp(t[i].name, wanted) == 0))
+            return 0;
+    for (size_t i = 0; i < n; i++)
+        if (!wanted || strcmp(t[i].name, wanted) == 0)
+            return err_set(e, -ENOENT, "template %s cannot be used: %s", t[i].name,
+                           t[i].why_not ? t[i].why_not : "unknown reason");
+    return err_set(e, -ENOENT, "template %s is not built: run `cellvisor template build %s`",
+                   wanted ? wanted : "python", wanted ? wanted : "python");
+}
+
 static int run_start(struct run *r, struct err *e)
 {
     struct vm_host_config hc;
@@ -338,6 +356,8 @@ static int run_start(struct run *r, struct err *e)
     kc.restart_limit = 0;
     kc.shutdown_grace_ms = 0; /* nothing in it is worth waiting for */
     int rc = vm_host_new(r->loop, &hc, r->metrics, &r->log, &r->host, e);
+    if (!rc)
+        rc = check_templates(r, e);
     if (rc)
         return rc;
     r->km = km_manager_new(r->loop, vm_host_service(r->host), &kc, r->metrics, &r->log);

@@ -44,6 +44,35 @@ def marked(mark):
     return found
 
 
+def process_table():
+    """{pid: (parent, start time, command line)}; the start time tells a process from a later one of its number."""
+    table = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                table[int(entry.name)] = (int(stat[1]), stat[19], (entry / "cmdline").read_bytes())
+        except OSError:
+            pass
+    return table
+
+
+def descendants(pid):
+    """{pid: (start time, command line)} of everything below a process: machines carry no mark."""
+    table, found, grown = process_table(), {}, True
+    while grown:
+        more = {p: (t[1], t[2]) for p, t in table.items() if p not in found and (t[0] == pid or t[0] in found)}
+        grown = bool(more)
+        found.update(more)
+    return found
+
+
+def alive(processes):
+    """Those of `descendants` that are still there."""
+    table = process_table()
+    return {p: cmd for p, (start, cmd) in processes.items() if p in table and table[p][1] == start}
+
+
 class Server:
     """A running server: url (with a slash at the end) and token ('' = none)."""
 
@@ -62,6 +91,7 @@ class Server:
 
     def stop(self, expect_code=0):
         """Graceful stop; whatever it started must be gone with it."""
+        below = descendants(self.proc.pid)
         if self.proc.poll() is None:
             self.proc.send_signal(signal.SIGTERM)
         try:
@@ -69,9 +99,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self.fail(f"did not stop within {STOP_S} s of SIGTERM")
         deadline = time.monotonic() + 5
-        while (left := marked(self.mark)) and time.monotonic() < deadline:
+        while (left := alive(below) | dict(marked(self.mark))) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid, _ in left:
+        for pid in left:
             os.kill(pid, signal.SIGKILL)
         if expect_code is not None and code != expect_code:
             self.fail(f"exit code {code}")
