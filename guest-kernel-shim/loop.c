@@ -1,8 +1,9 @@
-/* zmq_poll loop (see loop.h). The poll set is rebuilt for every wait: a shim has at most a few
+/* See loop.h. The poll set is rebuilt for every wait: a shim has at most a few
  * hundred watches, and this way the callbacks may change any of them. */
 #include "guest-kernel-shim/loop.h"
 #include "common/mem.h"
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <time.h>
 #include <zmq.h>
@@ -55,9 +56,14 @@ void shim_loop_stop(struct shim_loop *l)
 void shim_watch_start(struct shim_loop *l, struct shim_watch *w, void *socket, int fd, short events,
                       void (*fn)(void *ctx, short revents), void *ctx)
 {
+    size_t size = sizeof(w->fd);
+
     shim_watch_stop(l, w);
     w->socket = socket;
     w->fd = fd;
+    if (socket && zmq_getsockopt(socket, ZMQ_FD, &w->fd, &size) < 0)
+        w->fd = -1; /* poll ignores it: the socket's context has ended */
+    w->check = true;
     w->events = events;
     w->fn = fn;
     w->ctx = ctx;
@@ -120,45 +126,78 @@ static uint64_t next_wait(struct shim_loop *l, uint64_t max_wait_ms)
     return wait;
 }
 
-static void build_set(struct shim_loop *l)
+/* What is ready on a ZMQ socket now; takes the sign off its descriptor. */
+static short socket_events(struct shim_watch *w)
+{
+    int events = 0;
+    size_t size = sizeof(events);
+
+    w->check = false;
+    if (zmq_getsockopt(w->socket, ZMQ_EVENTS, &events, &size) < 0)
+        return 0;
+    return (short)(events & w->events);
+}
+
+/* In terms of zmq_poll, which watches are written in. */
+static short fd_events(short revents)
+{
+    return (short)((revents & POLLIN ? ZMQ_POLLIN : 0) | (revents & POLLOUT ? ZMQ_POLLOUT : 0) |
+                   (revents & (POLLERR | POLLHUP | POLLNVAL) ? ZMQ_POLLERR : 0));
+}
+
+/* Fills the poll set. true: a socket is ready already, do not sleep. */
+static bool build_set(struct shim_loop *l)
 {
     size_t n = 0;
+    bool ready = false;
 
     LIST_FOR_EACH (&l->watches, node)
         n++;
     if (n > l->cap) {
         l->cap = n * 2;
         l->active = xrealloc(l->active, l->cap * sizeof(*l->active));
-        l->items = xrealloc(l->items, l->cap * sizeof(zmq_pollitem_t));
+        l->items = xrealloc(l->items, l->cap * sizeof(*l->items));
     }
     l->n_active = 0;
     LIST_FOR_EACH (&l->watches, node) {
         struct shim_watch *w = list_entry(node, struct shim_watch, link);
-        zmq_pollitem_t *item = (zmq_pollitem_t *)l->items + l->n_active;
+        struct pollfd *item = l->items + l->n_active;
 
         if (!w->events)
             continue;
-        *item = (zmq_pollitem_t) { .socket = w->socket, .fd = w->fd, .events = w->events };
+        *item = (struct pollfd) { .fd = w->fd };
+        item->events = (short)((w->socket || w->events & ZMQ_POLLIN ? POLLIN : 0) |
+                               (!w->socket && w->events & ZMQ_POLLOUT ? POLLOUT : 0));
+        if (w->socket && w->check && socket_events(w))
+            ready = w->check = true; /* is looked at again when its turn comes */
         l->active[l->n_active++] = w;
     }
+    return ready;
 }
 
 void shim_loop_step(struct shim_loop *l, uint64_t max_wait_ms)
 {
-    zmq_pollitem_t *items;
+    uint64_t wait;
     int rc;
 
     if (l->prepare)
         l->prepare(l->prepare_ctx);
     if (l->stopped)
         return;
-    build_set(l);
-    items = l->items;
-    rc = zmq_poll(items, (int)l->n_active, (long)next_wait(l, max_wait_ms));
-    if (rc > 0) {
-        for (size_t i = 0; i < l->n_active; i++)
-            if (l->active[i] && items[i].revents)
-                l->active[i]->fn(l->active[i]->ctx, items[i].revents);
+    wait = build_set(l) ? 0 : next_wait(l, max_wait_ms);
+    rc = poll(l->items, l->n_active, (int)(wait < WAIT_MAX_MS ? wait : WAIT_MAX_MS));
+    for (size_t i = 0; rc >= 0 && i < l->n_active; i++) {
+        struct shim_watch *w = l->active[i];
+        short now = 0;
+
+        if (w && w->socket && (w->check || l->items[i].revents))
+            now = socket_events(w);
+        else if (w && !w->socket)
+            now = fd_events(l->items[i].revents);
+        if (!now)
+            continue;
+        w->check = true; /* the callback may leave something */
+        w->fn(w->ctx, now);
     }
     l->n_active = 0;
     fire_timers(l);

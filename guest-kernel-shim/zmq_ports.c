@@ -67,8 +67,10 @@ static void read_monitor(struct port *p)
         char addr[256];
         uint16_t event;
 
-        if (zmq_recv(p->monitor, head, sizeof(head), ZMQ_DONTWAIT) < 2)
+        if (zmq_recv(p->monitor, head, sizeof(head), ZMQ_DONTWAIT) < 2) {
+            p->monitor_watch.check = false; /* EAGAIN: news will show on the descriptor */
             return;
+        }
         zmq_recv(p->monitor, addr, sizeof(addr), ZMQ_DONTWAIT);
         event = (uint16_t)(head[0] | head[1] << 8);
         if (event == ZMQ_EVENT_CONNECTED)
@@ -182,11 +184,12 @@ void shim_zmq_listen(struct shim_zmq *z, unsigned channels)
         watch_port(&z->port[c]);
 }
 
-bool shim_zmq_readable(const struct shim_zmq *z, enum jp_channel c)
+bool shim_zmq_readable(struct shim_zmq *z, enum jp_channel c)
 {
     int events = 0;
     size_t size = sizeof(events);
 
+    z->port[c].watch.check = true;
     return zmq_getsockopt(z->port[c].socket, ZMQ_EVENTS, &events, &size) == 0 &&
            (events & ZMQ_POLLIN);
 }
@@ -226,6 +229,9 @@ int shim_zmq_recv(struct shim_zmq *z, enum jp_channel c, struct jp_msg **ret)
         size_t n = 0, n_ids;
         int r = recv_frames(z, z->port[c].socket, &n);
 
+        /* After EAGAIN news will show on the descriptor; but what lets a blocked send go on may
+         * have been taken in by this very call. */
+        z->port[c].watch.check = r != 0 || z->port[c].blocked;
         if (r == 0)
             return 0;
         if (r == -E2BIG)
@@ -251,6 +257,7 @@ int shim_zmq_send(struct shim_zmq *z, const struct jp_msg *m)
     if (m->parts.channel == JP_IOPUB)
         return -EINVAL;
     n = jp_zmq_encode(z->signer, m, sig, z->slices);
+    p->watch.check = true;
     for (size_t i = 0; i < n; i++) {
         int flags = ZMQ_DONTWAIT | (i + 1 < n ? ZMQ_SNDMORE : 0);
 

@@ -27,7 +27,7 @@ void shim_zmq_close(struct shim_zmq *z); /* NULL ok */
 
 /* Watch for input on these channels (bit = 1 << channel); default all. */
 void shim_zmq_listen(struct shim_zmq *z, unsigned channels);
-bool shim_zmq_readable(const struct shim_zmq *z, enum jp_channel c);
+bool shim_zmq_readable(struct shim_zmq *z, enum jp_channel c);
 /* Next valid message: 1 and *ret; 0: nothing more. Messages that are not valid (wrong signature,
  * too large, malformed) are dropped with one log line each. */
 int shim_zmq_recv(struct shim_zmq *z, enum jp_channel c, struct jp_msg **ret);
