@@ -264,11 +264,11 @@ static void report_ready(const struct serve *s)
     close((int)s->o.ready_fd);
 }
 
-/* CELLVISOR_BIN and the like belong to scripts and tests; a name that is close to an option is a slip. */
 static void warn_unknown_env(const char *name, const char *nearest)
 {
     if (nearest)
-        log_warn(NULL, "environment variable %s is no option; did you mean %s?", name, nearest);
+        log_warn(NULL, "environment variable %s is no option; did you mean CELLVISOR_%s?", name,
+                 nearest);
     else
         log_warn(NULL, "environment variable %s is no option", name);
 }

@@ -31,11 +31,22 @@ static void option_key(const struct opt *o, char ret[NAME_MAX_LEN])
             *p = '_';
 }
 
-static void option_env(const struct opt *o, char ret[NAME_MAX_LEN])
+#define ENV_PREFIX "CELLVISOR_"
+#define ENV_PREFIX_LEN (sizeof(ENV_PREFIX) - 1)
+
+static void env_suffix(const struct opt *o, char ret[NAME_MAX_LEN])
 {
-    snprintf(ret, NAME_MAX_LEN, "CELLVISOR_%s", o->flag);
+    snprintf(ret, NAME_MAX_LEN, "%s", o->flag);
     for (char *p = ret; *p; p++)
         *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+}
+
+static void option_env(const struct opt *o, char ret[NAME_MAX_LEN])
+{
+    memcpy(ret, ENV_PREFIX, ENV_PREFIX_LEN);
+    char suffix[NAME_MAX_LEN];
+    env_suffix(o, suffix);
+    snprintf(ret + ENV_PREFIX_LEN, NAME_MAX_LEN - ENV_PREFIX_LEN, "%s", suffix);
 }
 
 static void list_clear(char ***list)
@@ -156,7 +167,7 @@ static const char *nearest(const struct opt_command *c, enum name_kind kind, con
         else if (kind == NAME_KEY)
             option_key(o, text[n]);
         else
-            option_env(o, text[n]);
+            env_suffix(o, text[n]);
         known[n] = text[n];
         n++;
     }
@@ -318,24 +329,36 @@ static int parse_env(const struct opt_command *c, void *target, struct err *e)
     return 0;
 }
 
+/* Of other subcommands, the scripts and the tests. */
+static bool known_elsewhere(const char *suffix)
+{
+    static const char *const names[] = { "CONFIG",    "CACHE",        "TEMPLATES", "MIRROR",
+                                         "TEST_MARK", "NODE_MODULES", "BIN",       "SCREENSHOT" };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(names[i], suffix) == 0)
+            return true;
+    return false;
+}
+
 void opts_each_unknown_env(const struct opt_command *c,
                            void (*fn)(const char *name, const char *nearest))
 {
     for (char **p = environ; *p; p++) {
         const char *eq = strchr(*p, '=');
-        if (strncmp(*p, "CELLVISOR_", 10) != 0 || !eq || eq - *p >= NAME_MAX_LEN)
+        if (strncmp(*p, ENV_PREFIX, ENV_PREFIX_LEN) != 0 || !eq || eq - *p >= NAME_MAX_LEN)
             continue;
-        char name[NAME_MAX_LEN], known[NAME_MAX_LEN];
+        char name[NAME_MAX_LEN], known[NAME_MAX_LEN], near[NAME_MAX_LEN];
         snprintf(name, sizeof(name), "%.*s", (int)(eq - *p), *p);
-        bool found = strcmp(name, "CELLVISOR_CONFIG") == 0 || strcmp(name, "CELLVISOR_CACHE") == 0;
+        bool found = known_elsewhere(name + ENV_PREFIX_LEN);
         for (size_t i = 0; i < c->n_opts && !found; i++) {
             if (!c->opts[i].flag || (c->opts[i].flags & OPT_FLAG_ONLY))
                 continue;
             option_env(&c->opts[i], known);
             found = strcmp(known, name) == 0;
         }
+        /* The prefix is left out, or every name would be near to every other. */
         if (!found)
-            fn(name, nearest(c, NAME_ENV, name, known));
+            fn(name, nearest(c, NAME_ENV, name + ENV_PREFIX_LEN, near));
     }
 }
 

@@ -63,6 +63,7 @@ void opts_free(const struct opt_command *c, void *target, struct opts *o);
 
 void opts_help(const struct opt_command *c, FILE *f);
 void opts_markdown(const struct opt_command *c, FILE *f);
-/* Variables CELLVISOR_* that no option of c answers to: fn for each, with the nearest or NULL. */
+/* Variables CELLVISOR_* that nothing answers to: fn for each, with the nearest option's variable
+ * without its prefix, or NULL. */
 void opts_each_unknown_env(const struct opt_command *c,
                            void (*fn)(const char *name, const char *nearest));
