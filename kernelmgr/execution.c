@@ -40,9 +40,7 @@ struct km_execution {
 
 void km_execute_opts_defaults(struct km_execute_opts *o)
 {
-    *o = (struct km_execute_opts) { .store_history = true,
-                                    .stop_on_error = true,
-                                    .output_max = 64u << 20 };
+    *o = (struct km_execute_opts) { .store_history = true, .output_max = 64u << 20 };
 }
 
 static void say_done(void *ctx)

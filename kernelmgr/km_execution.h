@@ -11,7 +11,11 @@ struct km_execution;
 struct km_execute_opts {
     const char *code; /* or code_len bytes */
     size_t code_len;
-    bool silent, store_history, stop_on_error;
+    bool silent, store_history;
+    /* An error aborts the requests queued behind this one, whoever sent them. Off by default: calls
+     * that share a kernel are independent of each other, and a cancelled one (which ends in an
+     * error as well) must not take the next along (case-66). */
+    bool stop_on_error;
     uint64_t timeout_ms; /* interrupt on expiry, error "Timeout"; 0 = none */
     size_t output_max;   /* bytes of outputs kept (default 64 MiB): beyond, the rest is counted, not
                             kept */

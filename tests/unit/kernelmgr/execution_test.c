@@ -112,7 +112,7 @@ static void the_request_says_what_was_asked(void **state)
     assert_string_equal(q->msg_id, km_execution_id(t->x));
     assert_true(rig_content_has(q, "\"code\": \"print('\\\"\xc3\xa9')\\n\""));
     assert_true(rig_content_has(q, "\"allow_stdin\": false"));
-    assert_true(rig_content_has(q, "\"stop_on_error\": true"));
+    assert_true(rig_content_has(q, "\"stop_on_error\": false"));
     assert_string_equal(km_execution_status(t->x), "running");
     jp_msg_unref(q);
 }
