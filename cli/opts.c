@@ -43,10 +43,10 @@ static void env_suffix(const struct opt *o, char ret[NAME_MAX_LEN])
 
 static void option_env(const struct opt *o, char ret[NAME_MAX_LEN])
 {
-    memcpy(ret, ENV_PREFIX, ENV_PREFIX_LEN);
     char suffix[NAME_MAX_LEN];
     env_suffix(o, suffix);
-    snprintf(ret + ENV_PREFIX_LEN, NAME_MAX_LEN - ENV_PREFIX_LEN, "%s", suffix);
+    snprintf(ret, NAME_MAX_LEN, ENV_PREFIX "%.*s", (int)(NAME_MAX_LEN - sizeof(ENV_PREFIX)),
+             suffix);
 }
 
 static void list_clear(char ***list)
