@@ -105,6 +105,12 @@ static void on_flow_timeout(void *ctx)
 {
     struct shim *s = ctx;
 
+    if (s->flow.kind == SHIM_FLOW_PREPARE && strcmp(s->flow.step, "standby") == 0) {
+        shim_bury(s, s->standby.kernel);
+        s->standby.kernel = NULL;
+        shim_flow_standby(s, "it took too long to start");
+        return;
+    }
     flow_fail(s, "took too long");
     flow_end(s);
 }
@@ -139,17 +145,34 @@ static void took(struct shim *s, const char *what)
     s->flow.mark_us = now;
 }
 
+/* The standby is a convenience: PREPARE succeeds without it. */
+void shim_flow_standby(struct shim *s, const char *error)
+{
+    if (s->flow.kind != SHIM_FLOW_PREPARE || strcmp(s->flow.step, "standby") != 0)
+        return;
+    if (error)
+        shim_tell(s, LOG_LEVEL_WARN, "no standby kernel for restarts: %s", error);
+    else
+        took(s, "standby kernel started");
+    flow_end(s);
+}
+
 static void on_prepare_gc(void *ctx, const char *error)
 {
     struct shim *s = ctx;
 
     if (s->flow.kind != SHIM_FLOW_PREPARE)
         return;
-    if (error)
+    if (error) {
         flow_fail(s, error);
-    else
-        took(s, "hook tried, garbage collected");
-    flow_end(s);
+        flow_end(s);
+        return;
+    }
+    took(s, "hook tried, garbage collected");
+    s->flow.step = "standby";
+    shim_standby_remember(s, s->kernels[PREPARE_STREAM]->spec, flow_str(s, "preload"));
+    if (!shim_standby_begin(s))
+        flow_end(s);
 }
 
 static void on_prepare_reseed(void *ctx, const char *error)
@@ -468,8 +491,10 @@ static void begin_assign(struct shim *s)
         env = NULL;
     json_object_foreach(env, key, v)
     {
-        if (json_is_string(v) && *key && !strchr(key, '='))
+        if (json_is_string(v) && *key && !strchr(key, '=')) {
             shim_environ_set(&s->host.env, key, json_string_value(v));
+            json_object_set(s->assigned_env, key, v);
+        }
     }
     if (cwd) {
         free(s->host.cwd);

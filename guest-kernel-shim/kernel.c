@@ -27,6 +27,8 @@
 #define OLD_KEY_MS 2000
 #define KERNEL_NOFILE 65536
 #define KERNEL_OOM_ADJ 500
+#define BACKGROUND_OOM_ADJ 1000
+#define BACKGROUND_NICE 19
 #define SOCKET_PATH_MAX 107 /* sockaddr_un */
 
 static const struct sm_state states[] = {
@@ -84,17 +86,25 @@ struct shim_exit shim_exit_of(enum shim_kernel_state s, int status, bool oom)
 
 /* ---- object ---- */
 
+void shim_kernel_set_stream(struct shim_kernel *k, uint32_t stream)
+{
+    char text[16];
+
+    k->stream = stream;
+    snprintf(text, sizeof(text), "%u", stream);
+    log_ctx_init(&k->log, &k->host->log);
+    log_ctx_add(&k->log, "stream", text);
+    if (k->spec)
+        log_ctx_add(&k->log, "spec", k->spec->name);
+}
+
 struct shim_kernel *shim_kernel_new(struct shim_host *h, uint32_t stream)
 {
     struct shim_kernel *k = xnew(struct shim_kernel);
-    char text[16];
 
     k->host = h;
-    k->stream = stream;
     sm_init(&k->sm, &shim_kernel_sm, SHIM_KERNEL_NEW);
-    snprintf(text, sizeof(text), "%u", stream);
-    log_ctx_init(&k->log, &h->log);
-    log_ctx_add(&k->log, "stream", text);
+    shim_kernel_set_stream(k, stream);
     k->out_fd[0] = k->out_fd[1] = -1;
     k->hook.fd = -1;
     k->env = json_object();
@@ -109,6 +119,13 @@ struct shim_kernel *shim_kernel_new(struct shim_host *h, uint32_t stream)
 bool shim_kernel_alive(const struct shim_kernel *k)
 {
     return k->pid > 0;
+}
+
+static bool write_text(const char *path, const char *text)
+{
+    CLEANUP(closep) int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+    return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
 }
 
 static void signal_group(struct shim_kernel *k, int sig)
@@ -297,6 +314,7 @@ static void build_env(struct shim_kernel *k, struct launch *l)
         shim_environ_set(&l->env, "PYTHONPATH", path);
         if (!shim_environ_get(&l->env, "PYDEVD_DISABLE_FILE_VALIDATION")) /* chatty at start */
             shim_environ_set(&l->env, "PYDEVD_DISABLE_FILE_VALIDATION", "1");
+        shim_environ_set(&l->env, "CELLVISOR_HOOK_MODE", h->vm ? "vm" : "local");
         shim_environ_set(&l->env, "CELLVISOR_HOOK_FD", "3");
         shim_environ_set(&l->env, "CELLVISOR_OUT_FDS", "4,5");
     }
@@ -328,8 +346,7 @@ static int make_dir(struct shim_kernel *k, char *ret_file, size_t size, struct e
     CLEANUP(freep) char *ip = NULL, *text = NULL;
     uint8_t key[SHIM_KEY_LEN / 2];
 
-    k->generation++;
-    snprintf(k->dir, sizeof(k->dir), "%s/k%u-%u", h->run_dir, k->stream, k->generation);
+    snprintf(k->dir, sizeof(k->dir), "%s/k%u-%u", h->run_dir, k->stream, ++h->processes);
     fs_rm_rf(k->dir, NULL);
     if (strlen(k->dir) + strlen("/s-5") > SOCKET_PATH_MAX)
         return err_set(e, -ENAMETOOLONG, "%s is too long for unix sockets: use a shorter --run-dir",
@@ -379,7 +396,10 @@ static int launch(struct shim_kernel *k, struct err *e)
         .cwd = k->cwd ? k->cwd : h->cwd,
         .limits = limits,
         .n_limits = h->vm ? 3 : 1,
-        .oom_score_adj = h->vm ? KERNEL_OOM_ADJ : 0,
+        .oom_score_adj = !h->vm          ? 0
+                         : k->background ? BACKGROUND_OOM_ADJ
+                                         : KERNEL_OOM_ADJ,
+        .nice = k->background ? BACKGROUND_NICE : 0,
         .die_with_parent = !h->vm,
         .cgroup_procs = h->vm ? "/sys/fs/cgroup/kernels/cgroup.procs" : NULL,
     };
@@ -465,6 +485,52 @@ static void start_process(struct shim_kernel *k)
     shim_timer_start(&k->host->loop, &k->timer, PROBE_TICK_MS, on_probe_tick, k);
 }
 
+/* A new process for k: a kernel that waits for this, else one from scratch. */
+static void restart_process(struct shim_kernel *k)
+{
+    const struct shim_kernel_ops *ops = k->host->ops;
+
+    k->restart = false;
+    if (!ops->replace || !ops->replace(k->host->ctx, k))
+        start_process(k);
+}
+
+static void move_list(struct list *from, struct list *to)
+{
+    struct list_node *n;
+
+    while ((n = list_first(from))) {
+        list_remove(n);
+        list_push_back(to, n);
+    }
+}
+
+void shim_kernel_hand_over(struct shim_kernel *from, struct shim_kernel *to)
+{
+    for (int c = 0; c < JP_CHANNELS; c++)
+        move_list(&from->inbox[c], &to->inbox[c]);
+    move_list(&from->pending, &to->pending);
+    shim_kernel_set_stream(to, from->stream);
+    shim_kernel_set_env(to, from->env, from->cwd);
+    to->held = true;
+}
+
+void shim_kernel_release(struct shim_kernel *k)
+{
+    char path[64], text[16];
+
+    k->held = false;
+    k->background = false;
+    setpriority(PRIO_PGRP, (id_t)k->pid, 0);
+    snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", (int)k->pid);
+    snprintf(text, sizeof(text), "%d", k->host->vm ? KERNEL_OOM_ADJ : 0);
+    if (k->host->vm && !write_text(path, text))
+        log_debug(&k->log, "oom_score_adj stays as it is");
+    k->host->ops->state(k->host->ctx, k);
+    ops_done(k, OPS_RESTART, NULL);
+    shim_kernel_pump(k);
+}
+
 void shim_kernel_set_env(struct shim_kernel *k, json_t *env, const char *cwd)
 {
     if (env)
@@ -518,7 +584,6 @@ static void begin_stop(struct shim_kernel *k, bool restart, bool now)
 {
     bool running = k->sm.state == SHIM_KERNEL_RUNNING;
 
-    shim_kernel_drop_inbox(k);
     if (!sm_can(&k->sm, SHIM_KERNEL_STOPPING)) {
         if (now)
             kill_tree(k);
@@ -539,6 +604,13 @@ static void begin_stop(struct shim_kernel *k, bool restart, bool now)
     shim_kernel_send_own(k, JP_CONTROL, "shutdown_request",
                          restart ? "{\"restart\":true}" : "{\"restart\":false}", NULL);
     shim_timer_start(&k->host->loop, &k->timer, k->host->grace_ms, stop_step, k);
+}
+
+void shim_kernel_renew(struct shim_kernel *k)
+{
+    k->held = k->background = false;
+    k->restart = true;
+    begin_stop(k, true, true);
 }
 
 static void on_drain_timer(void *ctx)
@@ -575,7 +647,7 @@ void shim_kernel_finish(struct shim_kernel *k)
     sm_move(&k->sm, SHIM_KERNEL_EXITED);
     if (k->restart) {
         ops_done(k, OPS_END, NULL); /* none by rule, but an answer is owed in any case */
-        start_process(k);
+        restart_process(k);
         return;
     }
     k->host->ops->state(k->host->ctx, k);
@@ -673,9 +745,10 @@ void shim_kernel_op(struct shim_kernel *k, enum shim_op op, uint64_t id)
         }
         op_wait(k, op, id);
         if (ended) {
-            start_process(k);
+            restart_process(k);
         } else {
             k->restart = true;
+            shim_kernel_drop_inbox(k);
             begin_stop(k, true, false);
         }
         return;
@@ -690,6 +763,7 @@ void shim_kernel_op(struct shim_kernel *k, enum shim_op op, uint64_t id)
             k->restart = false;
             ops_done(k, OPS_RESTART, "the kernel was stopped");
         }
+        shim_kernel_drop_inbox(k);
         begin_stop(k, false, op == SHIM_OP_KILL);
         return;
     }

@@ -46,6 +46,9 @@ struct shim_kernel;
 struct shim_kernel_ops {
     void (*state)(void *ctx, struct shim_kernel *k); /* report it */
     void (*done)(void *ctx, struct shim_kernel *k, uint64_t id, const char *error);
+    /* k wants a new process. true: another kernel object has taken its stream, its waiting
+     * operations and messages (shim_kernel_hand_over); k is done. May be NULL. */
+    bool (*replace)(void *ctx, struct shim_kernel *k);
     /* May more be taken from the kernel now? */
     bool (*room)(void *ctx, struct shim_kernel *k);
     /* 0, or -EAGAIN: keep it, shim_kernel_pump is called when there is room. */
@@ -69,6 +72,7 @@ struct shim_host {
     char *cwd;
     struct shim_oom oom;
     unsigned start_timeout_ms, grace_ms;
+    unsigned processes; /* started so far: numbers their folders */
 };
 
 /* A request of our own to the kernel; one at a time. */
@@ -88,11 +92,12 @@ struct shim_kernel {
     const struct shim_spec *spec;
     json_t *env; /* of GL_KERNEL_START and GL_ASSIGN; object */
     char *cwd;
-    bool served; /* the host knows of it (not the template's parked kernel) */
+    bool background;        /* started with low priority, first to go when memory is short */
+    bool held;              /* runs, but is not to be served yet; reported as starting */
+    struct list_node grave; /* shim::buried */
 
-    unsigned generation; /* counts processes */
-    pid_t pid;           /* 0: none */
-    char dir[108];       /* of this process */
+    pid_t pid;     /* 0: none */
+    char dir[108]; /* of this process */
     char key[SHIM_KEY_LEN + 1];
     char session[40]; /* our session id towards this process */
     struct shim_zmq *zmq;
@@ -147,6 +152,13 @@ bool shim_kernel_alive(const struct shim_kernel *k); /* a process exists */
 /* One line for people: reason, code or signal, and the tail. */
 void shim_kernel_end_text(struct shim_kernel *k, char *ret, size_t size);
 bool shim_kernel_drained(const struct shim_kernel *k); /* inside: all delivered */
+
+/* Give stream, environment, waiting operations and messages of `from` to `to`, which runs already;
+ * from is left without anything to do. `to` is held until shim_kernel_release. */
+void shim_kernel_hand_over(struct shim_kernel *from, struct shim_kernel *to);
+void shim_kernel_set_stream(struct shim_kernel *k, uint32_t stream);
+void shim_kernel_release(struct shim_kernel *k); /* report running, serve what waits */
+void shim_kernel_renew(struct shim_kernel *k);   /* kill the process, start another */
 
 /* ---- kernel.c and kernel_io.c between themselves ---- */
 int shim_kernel_open_io(struct shim_kernel *k, struct err *e);

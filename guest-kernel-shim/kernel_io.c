@@ -56,7 +56,7 @@ void shim_kernel_drop_inbox(struct shim_kernel *k)
 
 static void flush_inbox(struct shim_kernel *k)
 {
-    if (k->sm.state != SHIM_KERNEL_RUNNING)
+    if (k->sm.state != SHIM_KERNEL_RUNNING || k->held)
         return;
     for (int c = 0; c < JP_CHANNELS; c++) {
         struct list_node *n;

@@ -356,6 +356,8 @@ child_run(const struct shim_child *c, int report, pid_t parent, const char *oom,
         struct rlimit r = { c->limits[i].value, c->limits[i].value };
         setrlimit((__rlimit_resource_t)c->limits[i].resource, &r);
     }
+    if (c->nice)
+        setpriority(PRIO_PROCESS, 0, c->nice);
     child_identity(c, report);
     if (c->die_with_parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -61,6 +61,7 @@ struct shim_child {
     const struct shim_limit *limits;
     size_t n_limits;
     int oom_score_adj;
+    int nice; /* 0: as we are */
     bool die_with_parent;
     const char *cgroup_procs; /* file to write the pid to; NULL: none. Best effort. */
 };

@@ -19,6 +19,7 @@
 #define ROOM_BYTES (SHIM_LINK_QUEUE / 2) /* where gl_link calls writable */
 #define START_MS_LOCAL 60000u
 #define START_MS_VM 180000u /* emulated guests run at a twentieth of the speed */
+#define STANDBY_MS 5000u
 #define GRACE_MS_LOCAL 3000u
 #define GRACE_MS_VM 5000u
 
@@ -88,6 +89,8 @@ void shim_tell(struct shim *s, enum log_level level, const char *fmt, ...)
 
 static const char *public_state(const struct shim_kernel *k)
 {
+    if (k->held && shim_kernel_alive(k))
+        return "starting";
     switch ((enum shim_kernel_state)k->sm.state) {
     case SHIM_KERNEL_STARTING:
         return "starting";
@@ -116,7 +119,7 @@ static void state_text(struct buf *b, struct shim_kernel *k)
         append_number(b, "signal", k->exit.signal);
         buf_printf(b, ",\"reason\":\"%s\",\"tail\":", k->exit.reason);
         buf_append_json_string(b, buf_slice(&k->tail));
-    } else if (k->sm.state == SHIM_KERNEL_RUNNING && k->info) {
+    } else if (k->sm.state == SHIM_KERNEL_RUNNING && !k->held && k->info) {
         buf_append_str(b, ",\"info\":");
         buf_append_str(b, k->info);
     }
@@ -155,8 +158,19 @@ static void on_state(void *ctx, struct shim_kernel *k)
 {
     struct shim *s = ctx;
 
+    if (k == s->standby.kernel) {
+        shim_standby_state(s);
+        return;
+    }
+    if (k->stream == 0)
+        return; /* buried */
     shim_report_state(s, k);
     shim_flow_kernel_state(s, k);
+}
+
+static bool on_replace(void *ctx, struct shim_kernel *k)
+{
+    return k->stream != 0 && shim_standby_take(ctx, k);
 }
 
 static void on_done(void *ctx, struct shim_kernel *k, uint64_t id, const char *error)
@@ -181,8 +195,8 @@ static bool on_room(void *ctx, struct shim_kernel *k)
 {
     struct shim *s = ctx;
 
-    if (!running(s))
-        return !s->assigned;
+    if (!running(s) || k->stream == 0)
+        return !s->assigned || k->stream == 0;
     return gl_link_queued(s->link.gl, k->stream) <= ROOM_BYTES;
 }
 
@@ -195,6 +209,8 @@ static int on_kernel_message(void *ctx, struct shim_kernel *k, const struct jp_m
     size_t n = 4 + p->n_buffers;
     int r;
 
+    if (k->stream == 0)
+        return 0; /* a standby kernel speaks to nobody */
     if (!running(s))
         return s->assigned ? -EAGAIN : 0;
     head = xmalloc(4 + 4 * n);
@@ -222,6 +238,8 @@ static int on_output(void *ctx, struct shim_kernel *k, int fd, struct slice byte
     uint8_t number = (uint8_t)fd;
     const struct slice parts[] = { slice_of(&number, 1), bytes };
 
+    if (k->stream == 0)
+        return 0;
     if (!running(s)) {
         if (!s->assigned)
             shim_tell(s, LOG_LEVEL_INFO, "kernel says on descriptor %d: %.*s", fd,
@@ -242,6 +260,7 @@ static void on_consumed(void *ctx, struct shim_kernel *k, size_t n)
 static const struct shim_kernel_ops kernel_ops = {
     .state = on_state,
     .done = on_done,
+    .replace = on_replace,
     .room = on_room,
     .message = on_kernel_message,
     .output = on_output,
@@ -331,8 +350,10 @@ static void start_kernel(struct shim *s, uint32_t stream, json_t *v)
     }
     if (!k)
         k = s->kernels[stream] = shim_kernel_new(&s->host, stream);
-    shim_kernel_start(k, spec, json_is_object(env) ? env : NULL,
-                      cwd ? shim_usable_cwd(s, cwd) : NULL);
+    k->spec = spec;
+    shim_kernel_set_env(k, json_is_object(env) ? env : NULL, cwd ? shim_usable_cwd(s, cwd) : NULL);
+    if (!shim_standby_take(s, k))
+        shim_kernel_start(k, spec, NULL, NULL);
 }
 
 static void on_start(struct shim *s, uint32_t stream, struct slice payload)
@@ -413,6 +434,7 @@ static bool any_alive(const struct shim *s)
 static void begin_end(struct shim *s, uint64_t grace_ms)
 {
     s->ending = true;
+    shim_standby_end(s);
     for (uint32_t i = 1; i < GL_STREAMS_MAX; i++)
         if (s->kernels[i])
             shim_kernel_op(s->kernels[i], grace_ms ? SHIM_OP_STOP : SHIM_OP_KILL, SHIM_FLOW_OP);
@@ -515,6 +537,10 @@ static void on_signal(void *ctx, short revents)
         if (info.ssi_signo != SIGCHLD && !s->host.vm)
             begin_end(s, GRACE_MS_LOCAL);
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (s->standby.kernel && s->standby.kernel->pid == pid) {
+            shim_kernel_reaped(s->standby.kernel, status);
+            continue;
+        }
         for (uint32_t i = 1; i < GL_STREAMS_MAX; i++) {
             if (s->kernels[i] && s->kernels[i]->pid == pid) {
                 shim_kernel_reaped(s->kernels[i], status);
@@ -549,6 +575,7 @@ static void before_wait(void *ctx)
 {
     struct shim *s = ctx;
 
+    shim_empty_graves(s);
     if (s->ending && !any_alive(s))
         end_now(s);
     shim_link_flush(&s->link);
@@ -589,6 +616,11 @@ int shim_init(struct shim *s, const struct shim_config *c, struct err *e)
     int r;
 
     *s = (struct shim) { .signal_fd = -1 };
+    list_init(&s->buried);
+    s->assigned_env = json_object();
+    /* On metal a start takes less than the memory is worth. */
+    s->standby.enabled = c->vm || env_number("CELLVISOR_STANDBY", 0);
+    s->standby.again_ms = env_number("CELLVISOR_STANDBY_MS", STANDBY_MS);
     s->link.fd = -1;
     shim_loop_init(&s->host.loop);
     s->host.loop.prepare = before_wait;
@@ -642,6 +674,9 @@ void shim_fini(struct shim *s)
 {
     shim_flow_abort(s);
     shim_timer_stop(&s->end_timer);
+    shim_standby_end(s);
+    shim_empty_graves(s);
+    json_decref(s->assigned_env);
     for (uint32_t i = 1; i < GL_STREAMS_MAX; i++)
         shim_kernel_free(s->kernels[i]);
     if (!s->host.vm)

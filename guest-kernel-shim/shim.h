@@ -17,6 +17,16 @@ struct shim_flow {
     struct shim_timer timer;
 };
 
+/* See standby.c. */
+struct shim_standby {
+    bool enabled, ready;
+    unsigned again_ms;          /* after a promotion, until the next one is started */
+    struct shim_kernel *kernel; /* NULL: none */
+    const struct shim_spec *spec;
+    char *preload;
+    struct shim_timer timer;
+};
+
 struct shim {
     struct shim_host host;
     struct shim_link link;
@@ -26,9 +36,12 @@ struct shim {
     int signal_fd;
     struct shim_watch signal_watch;
     struct shim_flow flow;
-    bool assigned; /* handed to a user: kernel traffic is delivered, never dropped */
-    bool prepared; /* a template was prepared: its specs are known to the host */
-    bool failed;   /* a resume went wrong: nothing is served any more */
+    struct shim_standby standby;
+    struct list buried;   /* struct shim_kernel: freed before the loop waits again */
+    json_t *assigned_env; /* of all ASSIGNs; object */
+    bool assigned;        /* handed to a user: kernel traffic is delivered, never dropped */
+    bool prepared;        /* a template was prepared: its specs are known to the host */
+    bool failed;          /* a resume went wrong: nothing is served any more */
     bool ending;
     struct shim_timer end_timer;
 };
@@ -60,4 +73,16 @@ const char *shim_usable_cwd(struct shim *s, const char *cwd);
 void shim_flow_begin(struct shim *s, enum shim_flow_kind kind, struct slice payload);
 void shim_flow_kernel_state(struct shim *s, struct shim_kernel *k);
 void shim_flow_op_done(struct shim *s, const char *error);
+void shim_flow_standby(struct shim *s, const char *error); /* the attempt of PREPARE is over */
 void shim_flow_abort(struct shim *s); /* the link went down: nobody waits for an answer */
+
+/* ---- standby.c ---- */
+void shim_standby_remember(struct shim *s, const struct shim_spec *spec, const char *preload);
+bool shim_standby_begin(struct shim *s); /* false: none is wanted now */
+void shim_standby_state(struct shim *s);
+/* Promote it in the place of old, which wants a new process. false: start one from scratch. */
+bool shim_standby_take(struct shim *s, struct shim_kernel *old);
+void shim_standby_end(struct shim *s);
+/* Free k (NULL ok) once no callback of its own can be on the stack. */
+void shim_bury(struct shim *s, struct shim_kernel *k);
+void shim_empty_graves(struct shim *s);

@@ -301,7 +301,7 @@ def reseed(seed):
     operating system (secrets, uuid4, os.urandom) needs nothing: the guest's kernel was reseeded."""
     modules = sys.modules
     if "random" in modules:
-        modules["random"].seed(seed)
+        modules["random"].seed(int.from_bytes(seed, "little"))  # bytes would be hashed first
     if "numpy.random" in modules:
         seed_numpy(modules["numpy.random"])
     if "ssl" in modules:
@@ -359,10 +359,21 @@ def choose_inline(pyplot):
 def load_ipython_extension(shell):
     command_fd = os.environ.pop("CELLVISOR_HOOK_FD", None)
     out_fds = os.environ.pop("CELLVISOR_OUT_FDS", "")
+    if os.environ.pop("CELLVISOR_HOOK_MODE", "") == "vm":
+        lazy_history(shell)
     forget_path(os.path.dirname(os.path.abspath(__file__)))
     if command_fd is None or getattr(shell, "kernel", None) is None:
         return
     Hook(shell, int(command_fd), [int(fd) for fd in out_fds.split(",") if fd]).start()
+
+
+def lazy_history(shell):
+    """Under emulation SQLite costs a fifth of a short cell. Readers of the history write the cache
+    out first, and a guest's history ends with the guest."""
+    try:
+        shell.history_manager.db_cache_size = 1000
+    except Exception:
+        pass
 
 
 def forget_path(folder):

@@ -289,3 +289,100 @@ def test_a_kernel_whose_hook_cannot_load_is_served_but_not_shared(make_shim, pyt
     shim.assign()
     result = shim.start("python3").execute("print(1)\n2")
     assert (result.value, result.text()) == ("2", "1\n")
+
+
+# ---- standby kernel ----
+
+FACTS = "import os, random; (os.getpid(), os.environ.get('KERNEL_ID'), os.getcwd(), random.random(), 'x' in globals())"
+
+
+@pytest.fixture
+def standby(make_shim, python):
+    """A shim with a kernel that was prepared, resumed and assigned, and a standby kernel behind it."""
+    shim = make_shim(env={"CELLVISOR_STANDBY": "1", "CELLVISOR_STANDBY_MS": "100"})
+    assert prepare(shim, spec="python3", preload="import random; random.seed(7); PRELOADED = 1")["ok"]
+    assert "standby kernel is ready" in shim.log_text()
+    assert resume(shim)["ok"]
+    assert shim.assign(env={"KERNEL_ID": "abc"}, cwd="/usr")["ok"]
+    return shim
+
+
+def states(shim):
+    return [f.json["state"] for f in shim.link.inbox if f.kind == STATE]
+
+
+def test_restart_promotes_the_standby_kernel(standby):
+    kernel = standby.start("python3")
+    first = eval(kernel.execute("x = 1\n" + FACTS).value)
+    session = kernel.execute("1").reply.header["session"]
+    standby.link.inbox.clear()
+    assert kernel.ctl("restart")["ok"]
+    assert states(standby) == ["starting", "running"]
+    result = kernel.execute(FACTS)
+    second = eval(result.value)
+    assert "standby kernel takes over" in standby.log_text()
+    assert second[1:3] == ("abc", "/usr")
+    assert second[0] != first[0] and second[3] != first[3] and second[4] is False
+    assert result.reply.content["execution_count"] == 1
+    assert result.reply.header["session"] != session
+    import random
+    random.seed(7)
+    assert second[3] != random.random()
+    assert kernel.execute("PRELOADED").value == "1"
+
+
+def test_a_restart_without_a_standby_starts_from_scratch_and_the_next_one_has_it_again(standby):
+    kernel = standby.start("python3")
+    assert kernel.ctl("restart")["ok"]
+    assert kernel.ctl("restart")["ok"]  # at once: the next standby is not ready
+    assert kernel.execute("6*7").value == "42"
+    assert standby.log_text().count("takes over") == 1
+    end = time.monotonic() + 30
+    while standby.log_text().count("standby kernel is ready") < 2 and time.monotonic() < end:
+        standby.link.quiet(0.1)
+    assert kernel.ctl("restart")["ok"]
+    assert standby.log_text().count("takes over") == 2
+    assert kernel.execute("6*7").value == "42"
+
+
+def test_messages_sent_right_behind_a_restart_reach_the_new_process(standby):
+    kernel = standby.start("python3")
+    before = kernel.execute("import os; os.getpid()").value
+    kernel.ctl("restart", wait=False)
+    kernel.wait_state("starting")
+    msg_id = kernel.execute("import os; os.getpid()", wait=False)
+    assert kernel.collect(msg_id).value != before
+
+
+def test_a_dead_kernel_comes_back_as_the_standby(standby):
+    kernel = standby.start("python3")
+    kernel.execute("import os; os._exit(3)", wait=False)
+    kernel.wait_state("exited")
+    assert kernel.ctl("restart")["ok"]
+    assert "takes over" in standby.log_text()
+    assert kernel.execute("6*7").value == "42"
+
+
+def test_a_standby_that_was_killed_is_not_missed(standby):
+    kernel = standby.start("python3")
+    pid = int(standby.log_text().split("standby kernel is ready, pid ")[1].split('"')[0])
+    os.kill(pid, signal.SIGKILL)
+    assert kernel.ctl("restart")["ok"]
+    assert kernel.execute("6*7").value == "42"
+    assert standby.close() == 0
+
+
+def test_a_frozen_standby_is_not_served(standby):
+    """It cannot be reseeded: the hook does not answer, and a start from scratch takes over."""
+    kernel = standby.start("python3")
+    pid = int(standby.log_text().split("standby kernel is ready, pid ")[1].split('"')[0])
+    os.kill(pid, signal.SIGSTOP)
+    assert kernel.ctl("restart", timeout=40)["ok"]
+    assert kernel.execute("import os; os.getpid()").value != str(pid)
+
+
+def test_the_standby_is_seen_by_nobody_and_ends_with_the_shim(standby):
+    pid = int(standby.log_text().split("standby kernel is ready, pid ")[1].split('"')[0])
+    assert all(f.stream == 1 for f in standby.link.inbox if f.kind == STATE)
+    assert standby.close() == 0
+    assert not os.path.exists(f"/proc/{pid}")
