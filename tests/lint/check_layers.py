@@ -20,7 +20,7 @@ ONLY_HEADERS = {("kernelmgr", "vm"): {"vm/vm.h"}}
 CONFINED = {
     "uv.h": r"common/loop\w*\.[ch]|tests/unit/common/loop\w*\.c",
     "libwebsockets.h": r"gateway/.*|tests/unit/gateway/.*",
-    "zmq.h": r"guest-kernel-shim/.*|gateway/jupyter/zmq_front\.c|tests/(unit/shim|bench|integration)/.*",
+    "zmq.h": r"guest-kernel-shim/.*|gateway/jupyter/zmq_front\.c|tests/(unit/shim|bench|integration|support)/.*",
     "czmq.h": r"(?!)",
     "sqlite3.h": r"kernelmgr/.*",
     "openssl/ssl.h": r"gateway/.*|tests/unit/gateway/.*",

@@ -8,7 +8,7 @@ import tree
 
 # Written so that this file does not match itself.
 FORBIDDEN = {
-    r"/root/" + r"\.(pyenv|cache|local|npm)": "path of a machine",
+    r"/root/" + r"\.pyenv": "path of a machine",
     r"/home/(?!user\b)[a-z]\w*/": "path of a machine",
     r"/work/" + r"(main|shared)\b": "path of a machine",
     r"/tmp/" + r"cv/": "path of a machine",
