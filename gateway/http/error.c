@@ -44,6 +44,7 @@ static const struct {
     { 501, "Not Implemented" },
     { 503, "Service Unavailable" },
     { 504, "Gateway Timeout" },
+    { 505, "HTTP Version Not Supported" },
     { 507, "Insufficient Storage" },
 };
 

@@ -3,8 +3,7 @@
 #include "gateway/http/conn.h"
 #include <arpa/inet.h>
 #include <errno.h>
-#include <libwebsockets.h>
-#include <netinet/tcp.h>
+#include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -106,19 +105,8 @@ static void turn_away(struct gw_server *s, int fd)
 static void adopt(struct gw_server *s, int fd, const union address *from)
 {
     char peer[48];
-    int one = 1;
     peer_text(from, peer, sizeof(peer));
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-    struct gw_conn *c = gw_conn_new(s, peer);
-    lws_adopt_desc_t d = {
-        .vh = s->vhost,
-        .type = LWS_ADOPT_SOCKET | LWS_ADOPT_HTTP | LWS_ADOPT_ALLOW_SSL,
-        .fd.sockfd = fd,
-        .opaque = c,
-    };
-    /* On failure lws has closed fd, and freed c through WSI_DESTROY where it got that far. */
-    if (!lws_adopt_descriptor_vhost_via_info(&d))
+    if (!gw_conn_new(s, fd, peer))
         log_warn(&s->log, "a connection from %s could not be set up", peer);
     gw_server_arm(s);
 }

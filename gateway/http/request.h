@@ -10,24 +10,13 @@
 #include "common/err.h"
 #include "common/list.h"
 #include "gateway/http/auth.h"
+#include "gateway/http/head.h"
 #include "gateway/http/routes.h"
 #include <jansson.h>
 
 struct gw_server;
 struct gw_req;
 
-enum gw_header {
-    GW_H_HOST,
-    GW_H_ORIGIN,
-    GW_H_AUTHORIZATION,
-    GW_H_COOKIE,
-    GW_H_XSRF,
-    GW_H_CONTENT_TYPE,
-    GW_H_USER_AGENT,
-    GW_H_IF_NONE_MATCH,
-    GW_H_AC_REQUEST_HEADERS,
-    GW_HEADERS,
-};
 #define GW_QUERY_MAX 64
 
 struct gw_transport_ops {

@@ -1,8 +1,4 @@
-/* Server life: configuration, libwebsockets on our loop, tick, and the orderly end.
- *
- * libwebsockets 4.1 runs as a guest on the uv loop ("foreign loop"). Its end takes two calls of
- * lws_context_destroy with turns of the loop between them: the first closes all handles, the
- * second, when libuv has called their close callbacks, frees the context. */
+/* Server life: configuration, tick, and the orderly end. */
 #include "gateway/http/server.h"
 #include "common/mem.h"
 #include "gateway/http/conn.h"
@@ -10,33 +6,12 @@
 #include "gateway/http/uri.h"
 #include "gateway/jupyter/api.h"
 #include "gateway/jupyter/ws_conn.h"
-#include "proto/jp_ws.h"
 #include <errno.h>
-#include <libwebsockets.h>
-#include <openssl/ssl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define FDS_MAX (GW_CONNECTIONS_MAX + 48)
-#define WS_RX (16u << 10) /* of each websocket; longer frames come in pieces */
-#define CLOSE_TICKS 5     /* turns of the loop that libuv gets for its close callbacks */
 #define FAST_MS 100u
 #define SLOW_MS 1000u
-
-/* ---- libwebsockets' own log: the last error line explains a failed start ---- */
-static char lws_error[200];
-static const struct log_ctx *lws_log;
-static bool lws_started;
-
-static void on_lws_log(int level, const char *line)
-{
-    (void)level;
-    snprintf(lws_error, sizeof(lws_error), "%.*s", (int)strcspn(line, "\n"), line);
-    /* Most of its "errors" are a peer's doing. */
-    if (lws_started)
-        log_debug(lws_log, "libwebsockets: %s", lws_error);
-}
 
 void gw_config_defaults(struct gw_config *c)
 {
@@ -120,99 +95,6 @@ static int config_check(const struct gw_config *c, struct err *e)
     return 0;
 }
 
-/* libwebsockets only logs what is wrong with a certificate; find out before it tries. */
-static int tls_check(const struct gw_config *c, struct err *e)
-{
-    if (!c->tls_cert)
-        return 0;
-    if (access(c->tls_cert, R_OK))
-        return err_errno(e, errno, "tls_cert %s", c->tls_cert);
-    if (access(c->tls_key, R_OK))
-        return err_errno(e, errno, "tls_key %s", c->tls_key);
-    SSL_CTX *t = SSL_CTX_new(TLS_server_method());
-    int r = 0;
-    if (!t)
-        r = err_set(e, -ENOMEM, "TLS cannot be set up");
-    else if (SSL_CTX_use_certificate_chain_file(t, c->tls_cert) != 1)
-        r = err_set(e, -EINVAL, "tls_cert %s: no PEM certificate chain", c->tls_cert);
-    else if (SSL_CTX_use_PrivateKey_file(t, c->tls_key, SSL_FILETYPE_PEM) != 1)
-        r = err_set(e, -EINVAL, "tls_key %s: no PEM key that belongs to %s", c->tls_key,
-                    c->tls_cert);
-    else if (SSL_CTX_check_private_key(t) != 1)
-        r = err_set(e, -EINVAL, "tls_key %s does not belong to %s", c->tls_key, c->tls_cert);
-    SSL_CTX_free(t);
-    return r;
-}
-
-static int lws_failed(struct err *e)
-{
-    static const char plugin[] = LWS_INSTALL_LIBDIR "/libwebsockets-evlib_uv.so";
-    if (access(plugin, R_OK))
-        return err_set(e, -ENOENT,
-                       "%s is missing: install the package libwebsockets-evlib-uv (libwebsockets "
-                       "needs it to run on libuv)",
-                       plugin);
-    return err_set(e, -EIO, "libwebsockets does not start: %s", lws_error[0] ? lws_error : "?");
-}
-
-static struct lws_protocols *make_protocols(struct gw_server *s)
-{
-    struct lws_protocols *p = xcalloc(4, sizeof(*p));
-    bool legacy = s->config.ws_protocol != NULL;
-    const char *const names[3] = { "cellvisor-legacy", legacy ? "-" : JP_WS_V1_NAME,
-                                   s->any_protocol };
-    for (int i = 0; i < 3; i++) {
-        p[i].name = names[i];
-        p[i].callback = (lws_callback_function *)gw_lws_callback;
-        p[i].rx_buffer_size = WS_RX;
-        p[i].tx_packet_size = GW_CHUNK + LWS_PRE + 64; /* one write must not be cut by lws */
-    }
-    return p;
-}
-
-static int start_lws(struct gw_server *s, struct err *e)
-{
-    static const lws_retry_bo_t no_validity = { 0 }; /* pings are ours (ws_conn.c) */
-    void *loops[1] = { loop_native(s->loop) };
-    struct lws_context_creation_info i;
-    memset(&i, 0, sizeof(i));
-    lws_started = false;
-    lws_log = &s->log;
-    lws_set_log_level(LLL_ERR, on_lws_log);
-    i.options = LWS_SERVER_OPTION_LIBUV | LWS_SERVER_OPTION_EXPLICIT_VHOSTS |
-                LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES;
-    i.foreign_loops = loops;
-    i.fd_limit_per_thread = FDS_MAX;
-    i.pt_serv_buf_size = 32 << 10;
-    i.max_http_header_data2 = 64 << 10; /* beyond, lws hangs up without a word */
-    i.max_http_header_pool = FDS_MAX;
-    i.pcontext = &s->context;
-    i.retry_and_idle_policy = &no_validity;
-    if (s->config.tls_cert)
-        i.options |= LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT;
-    s->context = lws_create_context(&i);
-    if (!s->context)
-        return lws_failed(e);
-    s->protocols = make_protocols(s);
-    i.port = CONTEXT_PORT_NO_LISTEN_SERVER;
-    i.vhost_name = "cellvisor";
-    i.protocols = s->protocols;
-    i.keepalive_timeout = GW_IDLE_DEADLINE_MS / 1000;
-    i.timeout_secs_ah_idle = 30 * 24 * 3600; /* lws kills a request that takes longer; ours may */
-    i.options |= LWS_SERVER_OPTION_FALLBACK_TO_APPLY_LISTEN_ACCEPT_CONFIG;
-    if (s->config.tls_cert) {
-        i.ssl_cert_filepath = s->config.tls_cert;
-        i.ssl_private_key_filepath = s->config.tls_key;
-        i.alpn = "http/1.1";
-        i.ssl_options_set = SSL_OP_NO_TLSv1 | SSL_OP_NO_TLSv1_1;
-    }
-    s->vhost = lws_create_vhost(s->context, &i);
-    if (!s->vhost)
-        return lws_failed(e);
-    lws_started = true;
-    return 0;
-}
-
 static void make_metrics(struct gw_server *s)
 {
     static const double seconds[] = { 0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60 };
@@ -248,8 +130,6 @@ static void make_url(struct gw_server *s)
 
 /* ---- tick ---- */
 
-static void on_tick(void *ctx);
-
 void gw_server_arm(struct gw_server *s)
 {
     unsigned ms = 0;
@@ -264,28 +144,29 @@ void gw_server_arm(struct gw_server *s)
         loop_timer_stop(s->tick);
 }
 
-static void finish_close(struct gw_server *s);
+static void finish_close(void *ctx)
+{
+    struct gw_server *s = ctx;
+    void (*fn)(void *) = s->closed;
+    s->closed = NULL;
+    if (fn)
+        fn(s->closed_ctx);
+}
 
 static void on_tick(void *ctx)
 {
     struct gw_server *s = ctx;
     s->now_ms = loop_now_ms(s->loop);
-    if (s->closing && s->close_ticks) {
-        finish_close(s);
-        return;
-    }
     LIST_FOR_EACH_SAFE (&s->conns, n) {
         struct gw_conn *c = list_entry(n, struct gw_conn, link);
-        gw_conn_tick(c);
-        if (c->ws)
-            gw_ws_tick(c->ws);
+        if (!gw_conn_tick(c) || (c->ws && !gw_ws_tick(c->ws)))
+            continue;
         if (s->closing && (gw_conn_idle(c) || s->now_ms >= s->close_deadline_ms))
             gw_conn_kill(c);
     }
     if (s->closing && !s->n_conns) {
-        s->close_ticks = 1;
-        lws_context_destroy(s->context);
-        loop_timer_start(s->tick, 1, 1);
+        loop_timer_stop(s->tick);
+        loop_defer(s->loop, finish_close, s);
         return;
     }
     if (s->listener && s->accept_paused) {
@@ -302,8 +183,6 @@ int gw_server_new(struct loop *l, const struct gw_config *c, struct km_manager *
                   struct err *e)
 {
     int r = config_check(c, e);
-    if (!r)
-        r = tls_check(c, e);
     if (r)
         return r;
     struct gw_server *s = xnew(struct gw_server);
@@ -317,17 +196,17 @@ int gw_server_new(struct loop *l, const struct gw_config *c, struct km_manager *
     list_init(&s->sockets);
     config_copy(&s->config, c);
     s->started_us = s->activity_us = loop_wall_us(l);
-    s->scratch = xmalloc(LWS_PRE + GW_CHUNK + 16);
+    s->scratch = xmalloc(GW_SCRATCH);
     s->tick = loop_timer_new(l, on_tick, s);
     gw_api_routes(&s->routes, &s->n_routes);
     make_metrics(s);
     r = gw_base_normalise(c->base_url, &s->base, e);
     if (!r)
         r = gw_auth_new(c, &s->auth, e);
+    if (!r && c->tls_cert)
+        r = gw_tls_context(c->tls_cert, c->tls_key, &s->tls, e);
     if (!r)
         r = gw_listen_open(s, e);
-    if (!r)
-        r = start_lws(s, e);
     if (r) {
         gw_server_free(s);
         return r;
@@ -372,45 +251,18 @@ void gw_server_close(struct gw_server *s, void (*closed)(void *ctx), void *ctx)
     gw_server_arm(s);
 }
 
-/* After the first lws_context_destroy: give libuv its turns, then free the context. */
-static void finish_close(struct gw_server *s)
-{
-    if (++s->close_ticks <= CLOSE_TICKS)
-        return;
-    loop_timer_stop(s->tick);
-    if (s->context)
-        lws_context_destroy(s->context);
-    s->context = NULL;
-    void (*fn)(void *) = s->closed;
-    s->closed = NULL;
-    if (fn)
-        fn(s->closed_ctx);
-}
-
-/* A server that never was closed (failed start): run the loop for lws here. */
-static void drop_context(struct gw_server *s)
-{
-    lws_context_destroy(s->context);
-    for (int i = 0; i < CLOSE_TICKS && s->context; i++)
-        loop_step(s->loop, 1);
-    if (s->context)
-        lws_context_destroy(s->context);
-    s->context = NULL;
-}
-
 void gw_server_free(struct gw_server *s)
 {
     if (!s)
         return;
     gw_listen_close(s);
-    if (s->context)
-        drop_context(s);
     LIST_FOR_EACH_SAFE (&s->conns, n)
-        gw_conn_free(list_entry(n, struct gw_conn, link));
+        gw_conn_kill(list_entry(n, struct gw_conn, link));
+    loop_cancel_deferred(s->loop, s);
     loop_timer_free(s->tick);
+    SSL_CTX_free(s->tls);
     gw_auth_free(s->auth);
     config_free(&s->config);
-    free(s->protocols);
     free(s->scratch);
     free(s->base);
     free(s->url);

@@ -1,5 +1,5 @@
 #pragma once
-/* The server object: configuration, libwebsockets context, listener, connections. Internal to
+/* The server object: configuration, TLS context, listener, connections. Internal to
  * gateway/; the public face is gateway/gateway.h. */
 #include "common/list.h"
 #include "common/log.h"
@@ -8,14 +8,9 @@
 #include "gateway/gateway.h"
 #include "gateway/http/auth.h"
 #include "gateway/http/request.h"
-
-struct lws_context;
-struct lws_vhost;
-struct lws_protocols;
+#include <openssl/ssl.h>
 
 #define GW_CONNECTIONS_MAX 2000u    /* more are told 503 */
-#define GW_HEADER_MAX (32u << 10)   /* known header bytes of a request: 431 */
-#define GW_URI_MAX (8u << 10)       /* path and query: 414 */
 #define GW_HEAD_DEADLINE_MS 15000u  /* connect to complete head */
 #define GW_IDLE_DEADLINE_MS 90000u  /* keep-alive: end of a reply to the next complete head */
 #define GW_BODY_DEADLINE_MS 30000u  /* for a body, plus a millisecond for each 8 bytes received */
@@ -42,11 +37,7 @@ struct gw_server {
     size_t n_routes;
     uint64_t started_us, activity_us; /* UTC */
 
-    struct lws_context *context;
-    struct lws_vhost *vhost;
-    struct lws_protocols
-        *protocols; /* 0: legacy, 1: v1, 2: any other offered name, see ws_conn.c */
-    char any_protocol[64];
+    SSL_CTX *tls; /* NULL: plain */
     int listen_fd;
     struct loop_fd *listener;
     struct loop_timer *tick;
@@ -58,10 +49,9 @@ struct gw_server {
     struct list pending; /* struct gw_req held by handlers */
     struct list sockets; /* struct gw_ws: open websockets */
     unsigned n_sockets;
-    uint8_t *scratch; /* LWS_PRE + GW_CHUNK: what the next lws_write sends */
+    uint8_t *scratch; /* GW_SCRATCH bytes: output on its way to a socket, within one call */
 
     bool closing;
-    unsigned close_ticks;
     uint64_t close_deadline_ms;
     void (*closed)(void *ctx);
     void *closed_ctx;
@@ -69,6 +59,7 @@ struct gw_server {
     void *shutdown_ctx;
 };
 #define GW_CHUNK (64u << 10)
+#define GW_SCRATCH (GW_CHUNK + 64)
 
 /* Access log and metrics of a finished request. */
 void gw_server_count(struct gw_server *s, const struct gw_req *r);

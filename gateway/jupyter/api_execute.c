@@ -78,6 +78,8 @@ void gw_api_execute(struct gw_req *r)
     if (!k)
         return;
     km_execute_opts_defaults(&o);
+    o.stop_on_error = false; /* calls are independent: one that fails, or is cancelled, aborts no
+                                other that waits behind it (case-66) */
     int err = gw_req_json(r, &body, &e);
     if (!err)
         err = read_body(body, &o, &e);

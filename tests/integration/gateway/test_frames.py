@@ -188,6 +188,7 @@ PROTOCOL_ERRORS = {
     "long ping": lambda w: w.frame(W.PING, b"x" * 126), "continuation of nothing": lambda w: w.frame(W.MORE, b"x"),
     "text inside text": lambda w: w.frame(W.TEXT, b"{", fin=False) + w.frame(W.TEXT, b"}"),
     "64 bit length": lambda w: bytes([0x81, 0xff]) + b"\xff" * 8 + bytes(4),
+    "no mask": lambda w: w.frame(W.TEXT, b"{}", mask=False), "no mask on a ping": lambda w: w.frame(W.PING, b"", mask=False),
 }
 
 
@@ -195,8 +196,8 @@ PROTOCOL_ERRORS = {
 def test_protocol_errors_end_that_socket(gw, kernel, name):
     ws = wire.Kernel(gw, kernel[0], ALICE, session="proto")
     ws.send_bytes(PROTOCOL_ERRORS[name](ws))
-    assert outcome(ws) in (1002, "dropped")
-    ws.s.close()
+    assert outcome(ws) == (1009 if name == "64 bit length" else 1002)
+    assert wire.closed(ws.s)
     unhurt(gw, kernel)
 
 
@@ -214,9 +215,10 @@ def test_messages_over_the_limit_are_1009(fresh):
             pass
         assert outcome(ws) == 1009
         ws.close()
-    # A length that is only claimed costs nothing.
+    # A length that is only claimed is refused at once.
     ws = wire.Kernel(g, k, ALICE, session="claim")
     ws.send_bytes(ws.frame(W.TEXT, b"{" * 1000, length=1 << 40))
+    assert ws.close_code() == 1009
     ws.s.close()
     with wire.Kernel(g, k, ALICE) as ws:
         assert ws.run("echo fine")

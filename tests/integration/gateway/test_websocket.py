@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("v1", [False, True], ids=["legacy", "v1"])
 @pytest.mark.parametrize("offered,chosen", [
     (None, None), (wire.V1, wire.V1), (f"foo, {wire.V1}", wire.V1), (f"{wire.V1}, foo", wire.V1), ("foo", None),
     ("foo, bar", None), ("graphql-ws,v2.kernel.websocket.jupyter.org", None), (f"foo,{wire.V1},bar", wire.V1),
-    ("cellvisor", None),
+    ("x" * 2000, None), (", ,", None), (",".join(f"p{i}" for i in range(500)) + f",{wire.V1}", wire.V1),
 ])
 def test_subprotocol_is_echoed_only_when_it_is_spoken(gw, offered, chosen):
     k = gw.kernel()
@@ -48,7 +48,7 @@ def test_the_accept_key_is_right(gw):
 @pytest.mark.parametrize("headers,status", [
     ({"Sec-WebSocket-Key": None}, 400), ({"Sec-WebSocket-Key": "short"}, 400), ({"Sec-WebSocket-Version": "8"}, 426),
     ({"Sec-WebSocket-Version": None}, 426), ({"Connection": "keep-alive"}, 400),
-    ({"Sec-WebSocket-Protocol": "x" * 200}, 400), ({"Sec-WebSocket-Protocol": ", ,"}, 400),
+    ({"Host": None}, 400),
 ])
 def test_bad_handshakes_are_answered(gw, headers, status):
     k = gw.kernel()
