@@ -210,6 +210,7 @@ static void on_done(void *ctx, struct km_execution *x)
     struct run *r = ctx;
     const char *status = km_execution_status(x);
     r->exit_code = exit_code_of(r, status);
+    run_output_payload(&r->out, x);
     if (run_output_images(&r->out, x) < 0)
         r->exit_code = cli_fail("run", CLI_ENVIRONMENT, &r->out.error);
     if (r->o.json)

@@ -72,26 +72,34 @@ static void show_data(const struct run_output *o, struct slice content)
     fflush(stdout);
 }
 
+/* Iterate a JSON array: *rest starts as the array; false at its end. */
+static bool next_item(struct slice *rest, bool first, struct slice *ret)
+{
+    if (first) {
+        if (rest->n < 2 || rest->p[0] != '[')
+            return false;
+        *rest = slice_of(rest->p + 1, rest->n - 2);
+    }
+    while (rest->n && strchr(" \t\r\n,", rest->p[0]))
+        *rest = slice_of(rest->p + 1, rest->n - 1);
+    return rest->n && jp_json_value(*rest, ret, rest) == 0;
+}
+
 static void show_error(const struct run_output *o, struct slice content)
 {
-    struct slice list;
+    struct slice list, item;
     size_t lines = 0;
     fflush(stdout);
-    /* traceback is an array of strings; walk it as values between commas */
-    if (jp_json_find(content, "traceback", &list) == 0 && list.n > 2) {
-        struct slice rest = { list.p + 1, list.n - 2 };
-        struct slice value;
-        while (rest.n && jp_json_value(rest, &value, &rest) == 0) {
-            char *line = NULL;
-            if (jp_json_string_dup(value, TEXT_MAX, &line) == 0) {
-                o->color ? (void)fputs(line, stderr) : put_plain(stderr, line);
-                fputc('\n', stderr);
-                lines++;
-            }
-            free(line);
-            while (rest.n && strchr(" \t\r\n,", rest.p[0]))
-                rest = slice_of(rest.p + 1, rest.n - 1);
+    if (jp_json_find(content, "traceback", &list) < 0)
+        list = SLICE_NULL;
+    for (bool first = true; next_item(&list, first, &item); first = false) {
+        char *line = NULL;
+        if (jp_json_string_dup(item, TEXT_MAX, &line) == 0) {
+            o->color ? (void)fputs(line, stderr) : put_plain(stderr, line);
+            fputc('\n', stderr);
+            lines++;
         }
+        free(line);
     }
     if (lines == 0) {
         CLEANUP(freep) char *name = text_of(content, "ename");
@@ -111,6 +119,32 @@ void run_output_message(struct run_output *o, const struct jp_msg *m)
         show_data(o, content);
     else if (strcmp(m->msg_type, "error") == 0)
         show_error(o, content);
+}
+
+/* ---- what comes only with the reply ---- */
+
+void run_output_payload(const struct run_output *o, const struct km_execution *x)
+{
+    struct buf b;
+    struct slice list, item, data;
+    if (o->quiet)
+        return;
+    buf_init(&b, (size_t)1 << 31);
+    if (km_execution_write_json(x, &b) == 0 && jp_json_find(buf_slice(&b), "payload", &list) == 0) {
+        for (bool first = true; next_item(&list, first, &item); first = false) {
+            CLEANUP(freep) char *text = NULL;
+            if (jp_json_find(item, "data", &data) == 0)
+                text = text_of(data, "text/plain"); /* a page: `len?` */
+            else
+                text = text_of(item, "text"); /* set_next_input: %load */
+            if (text) {
+                put_plain(stdout, text);
+                putchar('\n');
+            }
+        }
+        fflush(stdout);
+    }
+    buf_fini(&b);
 }
 
 /* ---- images ---- */

@@ -12,5 +12,7 @@ struct run_output {
 };
 /* One message of the running code. */
 void run_output_message(struct run_output *o, const struct jp_msg *m);
+/* Help texts (`len?`) and the like, which a kernel sends in its reply and not as output. */
+void run_output_payload(const struct run_output *o, const struct km_execution *x);
 /* Save the images of the whole execution; prints a line for each. 0 or -errno (o->error). */
 int run_output_images(struct run_output *o, const struct km_execution *x);

@@ -86,6 +86,13 @@ def test_run_prints_text_and_ends_with_0(state):
     assert (run.returncode, run.stdout) == (0, "hello\n42\n"), run.stderr
 
 
+def test_help_texts_of_the_kernel_are_printed(state):
+    run = local(state, "-c", "len?")
+    assert run.returncode == 0
+    assert "number of items" in run.stdout
+    assert "\x1b" not in run.stdout
+
+
 def test_run_takes_a_file_or_standard_input(state, tmp_path):
     script = tmp_path / "a.py"
     script.write_text("print('from file')\n")
