@@ -9,19 +9,25 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MESSAGE_MAX (256u << 20) /* of one kernel message, reassembled: far above any output cap   \
-                                  */
-#define QUEUE_MAX (16u << 20)    /* waiting towards the guest, per stream */
-#define TURN_BYTES (256u << 10)  /* moved per direction and turn of the loop */
+#define MESSAGE_MAX                                                                                \
+    (256u << 20)              /* of one kernel message, reassembled: far above any output cap      \
+                               */
+#define QUEUE_MAX (16u << 20) /* waiting towards the guest, per stream */
+/* A guest that was saved without a host may see our first bytes before it sees that its port is
+ * open, and forget them with the state of the link; HELLO is said again until it is answered. */
+#define HELLO_AGAIN_MS 300u
+#define TURN_BYTES (256u << 10) /* moved per direction and turn of the loop */
 
 struct vm_channel {
     struct loop *loop;
     struct loop_fd *watch;
+    struct loop_timer *hello_timer;
     struct gl_link *link;
     struct log_ctx log;
     const struct vm_channel_events *ev;
     void *ctx;
     int fd;
+    unsigned hellos; /* sent */
     bool dead, freed;
     unsigned busy;
 };
@@ -38,6 +44,8 @@ static void stop_io(struct vm_channel *c)
 {
     loop_fd_free(c->watch);
     c->watch = NULL;
+    loop_timer_free(c->hello_timer);
+    c->hello_timer = NULL;
     if (c->fd >= 0)
         close(c->fd);
     c->fd = -1;
@@ -166,14 +174,26 @@ static void on_writable(void *ctx, uint32_t stream)
 
 static const struct gl_link_ops link_ops = { on_message, on_output, on_writable };
 
+static void say_hello(void *ctx)
+{
+    static const char hello[] =
+        "{\"version\":1,\"role\":\"host\",\"host\":\"" CELLVISOR_VERSION "\"}";
+    struct vm_channel *c = ctx;
+    struct slice part = SLICE_LIT(hello);
+
+    if (c->hellos && gl_link_phase(c->link) != GL_PHASE_HELLO) {
+        loop_timer_stop(c->hello_timer);
+        return;
+    }
+    c->hellos++;
+    gl_link_send(c->link, GL_HELLO, 0, &part, 1);
+}
+
 struct vm_channel *vm_channel_new(struct loop *l, int fd, const struct log_ctx *log,
                                   const struct vm_channel_events *ev, void *ctx)
 {
     static const struct gl_limits limits = { .message_max = MESSAGE_MAX, .queue_max = QUEUE_MAX };
-    static const char hello[] =
-        "{\"version\":1,\"role\":\"host\",\"host\":\"" CELLVISOR_VERSION "\"}";
     struct vm_channel *c = xnew(struct vm_channel);
-    struct slice part = SLICE_LIT(hello);
 
     c->loop = l;
     c->fd = fd;
@@ -183,8 +203,15 @@ struct vm_channel *vm_channel_new(struct loop *l, int fd, const struct log_ctx *
     c->link = gl_link_new(GL_HOST, &limits, &link_ops, c);
     c->watch = loop_fd_new(l, fd, on_io, c);
     loop_fd_set(c->watch, LOOP_READ);
-    gl_link_send(c->link, GL_HELLO, 0, &part, 1);
+    c->hello_timer = loop_timer_new(l, say_hello, c);
+    loop_timer_start(c->hello_timer, HELLO_AGAIN_MS, HELLO_AGAIN_MS);
+    say_hello(c);
     return c;
+}
+
+unsigned vm_channel_hellos(const struct vm_channel *c)
+{
+    return c->hellos;
 }
 
 struct gl_link *vm_channel_link(struct vm_channel *c)

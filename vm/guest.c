@@ -10,7 +10,7 @@
 /* Stage deadlines. Generous: they catch what hangs, they do not judge a busy machine. */
 #define SPAWN_MS 20000u
 #define LOAD_MS 30000u
-#define HELLO_MS 20000u
+#define HELLO_MS 8000u
 /* Beyond the grace that the guest was promised. */
 #define SHUTDOWN_EXTRA_MS 1000u
 
@@ -95,13 +95,25 @@ static const char *stage_text(const struct vm_guest *g)
     }
 }
 
+/* A user's start that hangs before the guest has said anything gets one more VMM. */
+static bool may_retry(const struct vm_guest *g)
+{
+    return g->claimed && !g->up && !g->releasing && !g->retried && !g->why.text[0] &&
+           sm_can(&g->sm, VM_GUEST_SPAWNING);
+}
+
 static void on_stage_timeout(void *ctx)
 {
     struct vm_guest *g = ctx;
+    enum vm_guest_state s = vm_guest_state(g);
 
-    if (vm_guest_state(g) == VM_GUEST_STOPPING) {
+    if (s == VM_GUEST_STOPPING) {
         if (g->machine)
             g->machine->ops->kill(g->machine);
+    } else if (s >= VM_GUEST_SPAWNING && s <= VM_GUEST_LINKING && may_retry(g)) {
+        log_warn(&g->log, "%s took too long: once more with a fresh VMM", stage_text(g));
+        g->stuck = true;
+        g->machine->ops->kill(g->machine);
     } else if (!g->channel && vm_guest_state(g) >= VM_GUEST_LINKING) {
         vm_guest_fail(g, VM_EXIT_GUEST, "the guest closed its link");
     } else {
@@ -123,6 +135,7 @@ static void drop_machine(struct vm_guest *g)
 {
     vm_channel_free(g->channel);
     g->channel = NULL;
+    g->hellos = 0;
     if (g->machine)
         g->machine->ops->free(g->machine);
     g->machine = NULL;
@@ -195,8 +208,7 @@ static bool try_again(struct vm_guest *g)
 {
     struct err e;
 
-    if (!g->claimed || g->up || g->releasing || g->retried || g->why.text[0] ||
-        strcmp(g->vm.info.timings.origin, "cold") == 0 || !sm_can(&g->sm, VM_GUEST_SPAWNING))
+    if (!may_retry(g) || (strcmp(g->vm.info.timings.origin, "cold") == 0 && !g->stuck))
         return false;
     g->retried = true;
     drop_machine(g);
@@ -209,7 +221,7 @@ static void exited(void *ctx, const struct vm_exit *x)
     struct vm_guest *g = ctx;
     struct vm_exit why = exit_reason(g, x);
 
-    if (!g->releasing && vm_guest_state(g) != VM_GUEST_STOPPING)
+    if (!g->releasing && !g->stuck && vm_guest_state(g) != VM_GUEST_STOPPING)
         log_info(&g->log, "machine ended while %s: %s", sm_name(&g->sm), x->text);
     if (!try_again(g))
         finish(g, &why);
@@ -342,7 +354,7 @@ static void running(void *ctx, int fd)
     }
     vm_guest_stage_done(g, VM_STAGE_LOAD);
     vm_guest_linked(g, fd);
-    vm_guest_move(g, VM_GUEST_LINKING, HELLO_MS);
+    vm_guest_move(g, VM_GUEST_LINKING, g->class->hello_ms ? g->class->hello_ms : HELLO_MS);
 }
 
 void vm_guest_parked(struct vm_guest *g)

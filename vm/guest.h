@@ -67,6 +67,7 @@ struct vm_guest_class {
     const char *default_spec;
     uint64_t generation; /* of the last GL_RESUME */
     unsigned start_timeout_ms;
+    unsigned hello_ms; /* for the restored guest's first word; 0 = default */
     struct metric *stage_seconds[VM_STAGES];
     const struct vm_guest_ops *ops;
     void *owner;
@@ -84,6 +85,8 @@ struct vm_guest {
     struct loop_timer *stage_timer, *start_timer;
     uint64_t stage_us, claim_us, log_refill_ms, born_ms;
     unsigned log_tokens, log_dropped;
+    unsigned hellos; /* of the guest, on this channel */
+    bool stuck;      /* ended because a stage took too long; worth another try */
     /* the claim */
     bool claimed, up, releasing, retried;
     const struct vm_events *ev;

@@ -146,10 +146,12 @@ static void on_hello(struct vm_guest *g, struct slice payload)
     json_t *hello;
     json_int_t version;
 
-    if (vm_guest_state(g) != VM_GUEST_LINKING) {
+    if (++g->hellos > vm_channel_hellos(g->channel)) {
         violation(g, "hello out of turn");
         return;
     }
+    if (vm_guest_state(g) != VM_GUEST_LINKING)
+        return; /* the answer to a repeated one */
     hello = parse_object(g, payload, "hello is no JSON object");
     if (!hello)
         return;

@@ -137,7 +137,7 @@ static json_t *measure(const char *state, const char *name, const char *way, int
 
 int main(int argc, char **argv)
 {
-    int n = argc > 1 ? atoi(argv[1]) : 20;
+    int n = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 20;
     char state[4096];
     const char *name = client_template(state, sizeof(state));
     json_t *all;

@@ -423,8 +423,8 @@ static void test_killed_parked_vms_are_replaced_and_users_do_not_notice(void **s
     assert_true(wait_parked(1));
     snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
     read_text(path, pids, sizeof(pids));
-    assert_true(atoi(pids) > 1);
-    kill(atoi(pids), SIGKILL);
+    assert_true(strtol(pids, NULL, 10) > 1);
+    kill((pid_t)strtol(pids, NULL, 10), SIGKILL);
     start(&v); /* at once: the host may not know yet */
     expect(&v, "1+1", "2");
     client_end(&v, 0);

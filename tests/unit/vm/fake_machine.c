@@ -77,8 +77,12 @@ static void hello(struct fake_machine *m)
     gl_link_set_phase(m->gl, GL_PHASE_IDLE);
     snprintf(text, sizeof(text), "{\"version\":%d,\"role\":\"guest\",\"kernels\":[%s]}",
              m->mode == FAKE_OLD_VERSION ? 0 : GL_VERSION, kernels);
-    if (m->mode == FAKE_SILENT)
+    if (m->mode == FAKE_SILENT || (m->mode == FAKE_DEAF_ONCE && m->received[GL_HELLO] == 1))
         return;
+    if (m->mode == FAKE_SILENT_ONCE) {
+        m->w->mode = FAKE_OK;
+        return;
+    }
     fake_send(m, GL_HELLO, 0, text);
     if (m->mode == FAKE_TWO_HELLOS)
         fake_send(m, GL_HELLO, 0, text);

@@ -10,7 +10,9 @@ enum fake_mode {
     FAKE_NEVER_SPAWNED, /* spawned() does not come */
     FAKE_DIES_SPAWNING,
     FAKE_DIES_LOADING,
-    FAKE_SILENT, /* no HELLO */
+    FAKE_SILENT,      /* no HELLO */
+    FAKE_DEAF_ONCE,   /* forgets the first HELLO */
+    FAKE_SILENT_ONCE, /* this machine says nothing, the next one does */
     FAKE_OLD_VERSION,
     FAKE_NO_KERNEL, /* HELLO lists none */
     FAKE_RESUME_REFUSED,

@@ -88,6 +88,6 @@ int main(int argc, char **argv)
     }
     for (int i = 1; i + 1 < argc; i++)
         if (strcmp(argv[i], "--link-fd") == 0)
-            link_fd = atoi(argv[i + 1]);
+            link_fd = (int)strtol(argv[i + 1], NULL, 10);
     return serve();
 }

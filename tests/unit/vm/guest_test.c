@@ -455,6 +455,35 @@ static void test_a_silent_guest_meets_the_start_deadline(void **state)
     expect_failed_start(FAKE_RESUME_HANGS, VM_EXIT_DEADLINE, "entropy, clock and identity");
 }
 
+static void test_a_guest_that_missed_our_hello_gets_another(void **state)
+{
+    (void)state;
+    world.mode = FAKE_DEAF_ONCE;
+    begin_for_user(NULL);
+    assert_true(wait_for(&n_up));
+    assert_true(fake_received(fake_first(&world), GL_HELLO) >= 2);
+    assert_int_equal(world.spawned, 1);
+    vm_release(the_vm, 0);
+    assert_true(wait_for(&n_down));
+}
+
+static void test_a_start_that_hangs_gets_one_more_vmm(void **state)
+{
+    (void)state;
+    world.mode = FAKE_SILENT_ONCE;
+    class.hello_ms = 100;
+    begin_for_user(NULL);
+    assert_true(wait_for(&n_up));
+    assert_int_equal(world.spawned, 2);
+    vm_release(the_vm, 0);
+    assert_true(wait_for(&n_down));
+    teardown(state);
+    setup(state);
+    class.hello_ms = 100;
+    expect_failed_start(FAKE_SILENT, VM_EXIT_DEADLINE, "waiting for the guest took too long");
+    assert_int_equal(world.spawned, 2);
+}
+
 static void test_a_guest_that_closes_its_link_is_ended(void **state)
 {
     (void)state;
@@ -565,6 +594,8 @@ int main(void)
         T(test_frames_out_of_turn_kill_the_vm),
         T(test_garbage_while_running_kills_the_vm_too),
         T(test_a_silent_guest_meets_the_start_deadline),
+        T(test_a_guest_that_missed_our_hello_gets_another),
+        T(test_a_start_that_hangs_gets_one_more_vmm),
         T(test_a_guest_that_closes_its_link_is_ended),
         T(test_a_killed_machine_brings_the_user_down_at_once),
         T(test_a_pooled_vm_that_dies_under_its_new_user_is_started_again_once),

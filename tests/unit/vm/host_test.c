@@ -108,6 +108,18 @@ static struct vm *acquire(const char *template_name, struct err *e)
     return vm_acquire(vm_host_service(host), &r, &events, NULL, &vm, e) == 0 ? vm : NULL;
 }
 
+static struct vm *must_acquire(void)
+{
+    struct err e = { 0 };
+    struct vm *vm = acquire(NULL, &e);
+
+    if (!vm) {
+        fail_msg("%s", e.msg);
+        abort();
+    }
+    return vm;
+}
+
 static unsigned entries(const char *path)
 {
     DIR *d = opendir(path);
@@ -147,8 +159,7 @@ static void test_a_sandbox_comes_up_runs_and_leaves_nothing_behind(void **state)
     int pid;
     (void)state;
     make_host();
-    vm = acquire(NULL, NULL);
-    assert_non_null(vm);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     pid = vm->info.pid;
     assert_string_equal(vm->info.timings.origin, "local");
@@ -175,7 +186,7 @@ static void test_a_local_pool_parks_prepared_shims(void **state)
     for (int i = 0; i < 200 && desc()->parked < 2; i++)
         loop_step(loop, 50);
     assert_int_equal(desc()->parked, 2);
-    vm = acquire("local", NULL);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     assert_string_equal(vm->info.timings.origin, "parked");
     assert_int_equal(vm->info.kernel_stream, 1);
@@ -222,7 +233,7 @@ static void test_a_killed_shim_brings_its_user_down(void **state)
     struct vm *vm;
     (void)state;
     make_host();
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     kill(vm->info.pid, SIGKILL);
     assert_true(wait_count(&n_down, 1));
@@ -250,7 +261,7 @@ static void test_capacity_is_enforced_and_freed(void **state)
     (void)state;
     cfg.max_vms = 1;
     make_host();
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_null(acquire(NULL, &e));
     assert_int_equal(e.code, -EAGAIN);
     vm_release(vm, 0);
@@ -280,7 +291,7 @@ static void test_abandoning_the_host_kills_without_callbacks(void **state)
     int pid;
     (void)state;
     make_host();
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     pid = vm->info.pid;
     vm_host_free(host);

@@ -167,6 +167,18 @@ static struct vm *acquire(const char *spec, struct err *e)
     return vm_pool_acquire(pool, &r, &events, NULL, &vm, e) == 0 ? vm : NULL;
 }
 
+static struct vm *must_acquire(void)
+{
+    struct err e = { 0 };
+    struct vm *vm = acquire(NULL, &e);
+
+    if (!vm) {
+        fail_msg("%s", e.msg);
+        abort();
+    }
+    return vm;
+}
+
 static void test_the_pool_fills_to_what_is_wanted_one_after_the_other(void **state)
 {
     (void)state;
@@ -184,8 +196,7 @@ static void test_a_request_takes_a_parked_vm_and_the_pool_refills(void **state)
     (void)state;
     make_pool(2, 0, 2);
     assert_true(reaches(2, 0));
-    vm = acquire(NULL, NULL);
-    assert_non_null(vm);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     assert_string_equal(vm->info.timings.origin, "parked");
     assert_int_equal(pool->hits_parked, 1);
@@ -200,7 +211,7 @@ static void test_with_nothing_parked_a_deferred_one_serves(void **state)
     make_pool(0, 1, 0);
     assert_true(reaches(0, 1));
     refills = false;
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     assert_string_equal(vm->info.timings.origin, "deferred");
     assert_int_equal(world.spawned, 1);
@@ -212,7 +223,7 @@ static void test_with_an_empty_pool_a_new_one_serves(void **state)
     struct vm *vm;
     (void)state;
     make_pool(0, 0, 0);
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_true(wait_count(&n_up, 1));
     assert_string_equal(vm->info.timings.origin, "cold");
     assert_int_equal(pool->misses, 1);
@@ -225,13 +236,13 @@ static void test_a_used_vm_is_never_handed_out_again(void **state)
     (void)state;
     make_pool(1, 0, 1);
     assert_true(reaches(1, 0));
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     snprintf(first, sizeof(first), "%s", vm->info.id);
     assert_true(wait_count(&n_up, 1));
     vm_release(vm, 0);
     assert_true(wait_count(&n_down, 1));
     assert_true(reaches(1, 0));
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     assert_string_not_equal(first, vm->info.id);
     assert_true(wait_count(&n_up, 2));
 }
@@ -332,8 +343,7 @@ static void test_the_number_of_users_is_limited(void **state)
     (void)state;
     budget.max_vms = 2;
     make_pool(0, 0, 0);
-    first = acquire(NULL, NULL);
-    assert_non_null(first);
+    first = must_acquire();
     assert_non_null(acquire(NULL, NULL));
     assert_null(acquire(NULL, &e)); /* pending starts count */
     assert_int_equal(e.code, -EAGAIN);
@@ -364,8 +374,7 @@ static void test_the_pool_stays_within_the_budget_and_serves_when_it_is_full(voi
     budget.max_vms = 2;
     make_pool(5, 0, 5);
     assert_true(reaches(2, 0));
-    vm = acquire(NULL, NULL);
-    assert_non_null(vm);
+    vm = must_acquire();
     assert_non_null(acquire(NULL, NULL));
     assert_true(wait_count(&n_up, 2));
     assert_string_equal(vm->info.timings.origin, "parked");
@@ -438,7 +447,7 @@ static void test_the_metrics_tell_hits_misses_states_and_exits(void **state)
     make_pool(1, 0, 1);
     assert_true(reaches(1, 0));
     refills = false;
-    vm = acquire(NULL, NULL);
+    vm = must_acquire();
     acquire(NULL, NULL);
     assert_true(wait_count(&n_up, 2));
     vm_release(vm, 0);

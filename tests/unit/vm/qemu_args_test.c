@@ -44,6 +44,13 @@ static const char *value_of(const char *option)
     return "";
 }
 
+static unsigned tb_size(void)
+{
+    const char *at = strstr(value_of("-accel"), "tb-size=");
+
+    return at ? (unsigned)strtoul(at + 8, NULL, 10) : 0;
+}
+
 /* All device-like words in order: they must be equal for a snapshot to load. */
 static void devices(char *ret, size_t size)
 {
@@ -113,9 +120,9 @@ static void test_clones_get_a_smaller_translation_cache_than_boots(void **state)
     unsigned clone_mb, boot_mb;
     (void)state;
     vm_qemu_args(&c, &args);
-    clone_mb = (unsigned)atoi(strstr(value_of("-accel"), "tb-size=") + 8);
+    clone_mb = tb_size();
     vm_qemu_args(&b, &args);
-    boot_mb = (unsigned)atoi(strstr(value_of("-accel"), "tb-size=") + 8);
+    boot_mb = tb_size();
     assert_in_range(clone_mb, 16, 64);
     assert_true(boot_mb > clone_mb);
     c.tb_mb = 48;
