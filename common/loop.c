@@ -132,15 +132,6 @@ struct loop *loop_new(void)
     return l;
 }
 
-static void close_leftover(uv_handle_t *h, void *arg)
-{
-    size_t *n = arg;
-    if (uv_is_closing(h))
-        return;
-    (*n)++;
-    uv_close(h, NULL);
-}
-
 static void close_uv(struct loop *l)
 {
     struct loop_uv *u = l->uv;
@@ -150,14 +141,9 @@ static void close_uv(struct loop *l)
     uv_close((uv_handle_t *)&u->check, NULL);
     uv_close((uv_handle_t *)&u->idle, NULL);
     uv_run(&u->loop, UV_RUN_NOWAIT);
-    /* Foreign users (loop_native) should have closed theirs; what is left is cut off here. */
-    size_t foreign = 0;
-    for (int turn = 0; uv_loop_close(&u->loop) == UV_EBUSY && turn < 100; turn++) {
-        uv_walk(&u->loop, close_leftover, &foreign);
+    /* Freed descriptors and signals close in a turn or two. */
+    for (int turn = 0; uv_loop_close(&u->loop) == UV_EBUSY && turn < 100; turn++)
         uv_run(&u->loop, UV_RUN_NOWAIT);
-    }
-    if (foreign)
-        log_debug(NULL, "event loop: closed %zu handles that their owner left open", foreign);
     free(u);
 }
 
@@ -227,7 +213,8 @@ void loop_step(struct loop *l, uint64_t max_wait_ms)
     if (max_wait_ms) {
         mode = UV_RUN_ONCE;
         uv_update_time(&l->uv->loop);
-        /* Repeating: when it is due already before the turn polls, the next firing ends the wait. */
+        /* Repeating: when it is due already before the turn polls, the next firing ends the wait.
+         */
         uv_timer_start(&l->uv->step, on_step, max_wait_ms, max_wait_ms);
     }
     l->uv->stepping = true;
@@ -245,11 +232,6 @@ uint64_t loop_now_ms(const struct loop *l)
 uint64_t loop_now_us(const struct loop *l)
 {
     return l->uv ? loop_clock_us() : l->virtual_us;
-}
-
-void *loop_native(struct loop *l)
-{
-    return l->uv ? &l->uv->loop : NULL;
 }
 
 /* ---- descriptors ---- */

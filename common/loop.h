@@ -13,7 +13,7 @@ struct loop;
 struct loop *loop_new(void);
 struct loop *loop_new_virtual(void);
 /* Ends queued work and deferred calls (done and fn are called), frees what is still open, runs
- * pending closes. Users of loop_native() close their handles before. NULL ok. */
+ * pending closes. NULL ok. */
 void loop_free(struct loop *l);
 /* Real loops: run, step and free are never called from a callback. */
 void loop_run(struct loop *l); /* until loop_stop; virtual: until nothing is ready */
@@ -24,9 +24,6 @@ void loop_virtual_advance(struct loop *l, uint64_t ms); /* fires timers in order
 uint64_t loop_now_ms(const struct loop *l);             /* monotonic; cached once per iteration */
 uint64_t loop_now_us(const struct loop *l);             /* monotonic; real loops: read afresh */
 uint64_t loop_wall_us(const struct loop *l);            /* UTC microseconds since 1970 */
-/* uv_loop_t *, for libwebsockets as a foreign loop; NULL if virtual. lws ends in two parts:
- * lws_context_destroy, turns of the loop until its handles are closed, lws_context_destroy. */
-void *loop_native(struct loop *l);
 
 struct loop_timer;
 typedef void (*loop_timer_fn)(void *ctx);

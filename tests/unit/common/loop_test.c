@@ -13,8 +13,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-/* The one test that stands in for a foreign user of loop_native(). */
-#include <uv.h>
 
 static struct loop *loop;
 static char trace[256];
@@ -408,26 +406,6 @@ static void test_slow_callbacks_are_counted(void **state)
     assert_int_equal(loop_slow_callbacks(loop), 1);
 }
 
-static void on_foreign(uv_timer_t *t)
-{
-    note(name("foreign"));
-    uv_close((uv_handle_t *)t, NULL);
-    loop_stop(loop);
-}
-
-static void test_foreign_handles_share_the_native_loop(void **state)
-{
-    (void)state;
-    static uv_timer_t t, forgotten;
-    uv_timer_init(loop_native(loop), &t);
-    uv_timer_start(&t, on_foreign, 1, 0);
-    loop_run(loop);
-    assert_string_equal(trace, "foreign");
-    /* loop_free (in teardown) cuts off what its owner left open. */
-    uv_timer_init(loop_native(loop), &forgotten);
-    uv_timer_start(&forgotten, on_foreign, 100000, 0);
-}
-
 static void test_wall_clock_is_utc_now(void **state)
 {
     (void)state;
@@ -454,7 +432,6 @@ int main(void)
         T(test_work_runs_on_another_thread_and_done_on_the_loop),
         T(test_freeing_the_loop_waits_for_work_and_deferred_calls),
         T(test_slow_callbacks_are_counted),
-        T(test_foreign_handles_share_the_native_loop),
         T(test_wall_clock_is_utc_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
