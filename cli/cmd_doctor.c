@@ -192,22 +192,6 @@ static void check_disk(struct doctor *d)
         bytes >= DISK_WANTED ? "" : "; building a template wants 4 GB");
 }
 
-/* libwebsockets loads its libuv glue at run time, and its package does not depend on it. */
-static void check_evlib(struct doctor *d)
-{
-    static const char *const dirs[] = { "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
-                                        "/usr/lib64", "/usr/lib", "/usr/local/lib" };
-    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
-        CLEANUP(freep) char *p = fs_join(dirs[i], "libwebsockets-evlib_uv.so");
-        if (fs_exists(p)) {
-            row(d, "libwebsockets-evlib-uv", V_OK, "%s", p);
-            return;
-        }
-    }
-    row(d, "libwebsockets-evlib-uv", V_MISSING,
-        "`cellvisor serve` cannot start without it: apt install libwebsockets-evlib-uv");
-}
-
 static void check_shim(struct doctor *d)
 {
     struct err e = { 0 };
@@ -293,7 +277,6 @@ static int doctor_run(struct doctor *d)
     check_jail(d);
     check_memory(d);
     check_disk(d);
-    check_evlib(d);
     check_shim(d);
     check_build_tools(d);
     check_templates(d);

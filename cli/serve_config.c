@@ -161,7 +161,7 @@ const struct opt_command serve_command = {
     .exits = "  0   stopped by a signal or POST /api/shutdown\n"
              "  1   stopped, but something had to be left behind\n"
              "  2   wrong option, configuration file or token\n"
-             "  3   this machine cannot: port taken, QEMU or libwebsockets-evlib-uv missing,\n"
+             "  3   this machine cannot: port taken, QEMU missing,\n"
              "      TLS file unreadable, KVM demanded but not working\n",
 };
 

@@ -25,8 +25,6 @@ libuv1-dev pc:libuv
 libjansson-dev pc:jansson
 libssl-dev pc:libssl
 libzmq3-dev pc:libzmq
-libwebsockets-dev pc:libwebsockets
-libwebsockets-evlib-uv /usr/lib/*/libwebsockets-evlib_uv.so
 libsqlite3-dev pc:sqlite3
 git git
 python3 python3

@@ -19,11 +19,11 @@ ONLY_HEADERS = {("kernelmgr", "vm"): {"vm/vm.h"}}
 # header prefix -> regular expression of the files that may include it
 CONFINED = {
     "uv.h": r"common/loop\w*\.[ch]|tests/unit/common/loop\w*\.c",
-    "libwebsockets.h": r"gateway/.*|tests/unit/gateway/.*",
+    "libwebsockets.h": r"(?!)",
     "zmq.h": r"guest-kernel-shim/.*|gateway/jupyter/zmq_front\.c|tests/(unit/shim|bench|integration|support)/.*",
     "czmq.h": r"(?!)",
     "sqlite3.h": r"kernelmgr/.*",
-    "openssl/ssl.h": r"gateway/.*|tests/unit/gateway/.*",
+    "openssl/ssl.h": r"gateway/http/.*|tests/unit/gateway/.*",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
 

@@ -186,8 +186,7 @@ def test_doctor_lists_its_checks(state):
     run = cellvisor("doctor", "--state", state, "--json")
     report = json.loads(run.stdout)
     checks = {c["check"]: c for c in report["checks"]}
-    assert {"version", "qemu", "acceleration", "jail", "memory", "disk", "shim", "templates",
-            "libwebsockets-evlib-uv"} <= set(checks)
+    assert {"version", "qemu", "acceleration", "jail", "memory", "disk", "shim", "templates"} <= set(checks)
     assert checks["templates"]["verdict"] == "missing"
     assert report["ready"] is False and run.returncode == 1
     text = cellvisor("doctor", "--state", state)
