@@ -8,6 +8,7 @@
 #include "common/id.h"
 #include "kernelmgr/km_priv.h"
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct km_peer *peer_of(struct list_node *n)
@@ -493,6 +494,39 @@ static void submit_stdin(struct km_client *c, struct jp_msg *m)
     log_debug(&k->log_ctx, "a %s that nobody asked this client for was dropped", m->msg_type);
 }
 
+/* Length of JSON string text in UTF-16 units, the larger of the two ways to count (protocol 5.1,
+ * 5.2). */
+static long long json_text_units(struct slice s)
+{
+    long long n = 0;
+    for (size_t i = 1; i + 1 < s.n; i++) {
+        uint8_t c = s.p[i];
+        if (c == '\\')
+            i += s.p[i + 1] == 'u' ? 5 : 1;
+        n += c >= 0xf0 ? 2 : (c & 0xc0) != 0x80;
+    }
+    return n;
+}
+
+/* Some kernels answer nothing at all to a cursor that is not in the code (case-86). */
+static bool refuse_cursor(struct km_client *c, const struct jp_msg *m)
+{
+    struct slice v, code;
+    char number[24], text[120], *end;
+    if (strcmp(m->msg_type, "complete_request") != 0 && strcmp(m->msg_type, "inspect_request") != 0)
+        return false;
+    if (jp_json_find(m->parts.content, "cursor_pos", &v) < 0 || v.n >= sizeof(number) ||
+        jp_json_find(m->parts.content, "code", &code) < 0 || code.n < 2 || code.p[0] != '"')
+        return false;
+    snprintf(number, sizeof(number), "%.*s", SLICE_FMT(v));
+    long long at = strtoll(number, &end, 10), length = json_text_units(code);
+    if (*end || (at >= 0 && at <= length))
+        return false;
+    snprintf(text, sizeof(text), "cursor_pos %lld is outside of the code (0 to %lld)", at, length);
+    km_synth_refuse(c->kernel, m, c->peer->id, "ValueError", text);
+    return true;
+}
+
 /* Shell and control. */
 static void submit_request(struct km_client *c, struct jp_msg *m)
 {
@@ -508,6 +542,8 @@ static void submit_request(struct km_client *c, struct jp_msg *m)
         forward(k, m);
         return;
     }
+    if (refuse_cursor(c, m))
+        return;
     struct km_req *q = km_router_find(&k->router, m->msg_id);
     if (q && (q->peer != c->peer->id || q->channel != m->parts.channel)) {
         km_synth_refuse(k, m, c->peer->id, "DuplicateIdError",
