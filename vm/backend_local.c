@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#define KILL_MS 1000u  /* from the end of its link to SIGKILL: enough to end its kernels */
 #define LINK_FD 3      /* in the shim */
 #define DIR_LEN_MAX 72 /* the shim puts ZMQ sockets below it, and sun_path holds 107 bytes */
 
@@ -31,6 +32,7 @@ struct machine {
     struct log_ctx log;
     struct proc *proc;
     struct vm_drain errors;
+    struct loop_timer *kill_timer;
     char *dir;
     int link_fd;
     bool killed;
@@ -39,6 +41,8 @@ struct machine {
 static void cleanup(struct machine *m)
 {
     loop_cancel_deferred(m->loop, m);
+    loop_timer_free(m->kill_timer);
+    m->kill_timer = NULL;
     vm_drain_stop(&m->errors);
     if (m->link_fd >= 0)
         close(m->link_fd);
@@ -47,6 +51,14 @@ static void cleanup(struct machine *m)
         fs_rm_rf(m->dir, NULL);
     free(m->dir);
     m->dir = NULL;
+}
+
+static void on_kill_timer(void *ctx)
+{
+    struct machine *m = ctx;
+
+    if (m->proc)
+        proc_kill(m->proc, SIGKILL, true);
 }
 
 static void on_exited(void *ctx, const struct proc_exit *x)
@@ -86,7 +98,8 @@ static void on_running(void *ctx)
     int fd = m->link_fd;
 
     m->link_fd = -1;
-    m->ev->running(m->ctx, fd);
+    if (fd >= 0)
+        m->ev->running(m->ctx, fd);
 }
 
 static int start(struct machine *m, const char *shim_path, struct err *e)
@@ -147,6 +160,7 @@ static int spawn(struct vm_backend *base, const struct vm_launch *launch, const 
     m->ctx = ctx;
     m->link_fd = m->errors.fd = m->errors.log_fd = -1;
     log_ctx_init(&m->log, log);
+    m->kill_timer = loop_timer_new(m->loop, on_kill_timer, m);
     r = make_dir(m, b->run_dir, launch->id, e);
     if (!r)
         r = start(m, b->shim_path, e);
@@ -181,15 +195,20 @@ static void background(struct vm_machine *base, bool on)
     (void)on;
 }
 
-/* The whole group: kernels are children of the shim (which also ties them to its own life). */
+/* The end of its link tells the shim to end its kernels (which have groups of their own) and
+ * itself, so that nothing is left when exited() comes. One that does not is killed; its kernels die
+ * with it then (parent-death signal), a moment after we have looked away. */
 static void kill_machine(struct vm_machine *base)
 {
     struct machine *m = (struct machine *)base;
 
-    if (!m->proc)
+    if (!m->proc || m->killed)
         return;
     m->killed = true;
-    proc_kill(m->proc, SIGKILL, true);
+    if (m->link_fd >= 0)
+        close(m->link_fd);
+    m->link_fd = -1;
+    loop_timer_start(m->kill_timer, KILL_MS, 0);
 }
 
 static void free_machine(struct vm_machine *base)

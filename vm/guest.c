@@ -108,6 +108,8 @@ static void on_stage_timeout(void *ctx)
     enum vm_guest_state s = vm_guest_state(g);
 
     if (s == VM_GUEST_STOPPING) {
+        vm_channel_free(g->channel);
+        g->channel = NULL;
         if (g->machine)
             g->machine->ops->kill(g->machine);
     } else if (s >= VM_GUEST_SPAWNING && s <= VM_GUEST_LINKING && may_retry(g)) {
@@ -183,6 +185,8 @@ void vm_guest_fail(struct vm_guest *g, enum vm_exit_reason reason, const char *f
     loop_timer_stop(g->start_timer);
     if (vm_guest_state(g) != VM_GUEST_STOPPING)
         vm_guest_move(g, VM_GUEST_STOPPING, 0);
+    vm_channel_free(g->channel); /* nothing more is said; a local shim ends with its link */
+    g->channel = NULL;
     g->machine->ops->kill(g->machine);
 }
 

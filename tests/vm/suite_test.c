@@ -153,7 +153,7 @@ static void read_text(const char *path, char *ret, size_t size)
 
 static void test_a_vm_without_pool_comes_up_and_computes(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     (void)state;
     open_plain();
     start(&v);
@@ -176,7 +176,7 @@ static void test_a_vm_without_pool_comes_up_and_computes(void **state)
 
 static void test_the_reseed_steps_ran_in_the_guest(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     (void)state;
     open_plain();
     start(&v);
@@ -262,7 +262,7 @@ static void test_twenty_clones_share_no_randomness_name_or_clock_error(void **st
 
 static void test_variables_live_from_cell_to_cell_and_stay_in_their_vm(void **state)
 {
-    struct client_vm a, b;
+    static struct client_vm a, b;
     (void)state;
     open_plain();
     start(&a);
@@ -285,7 +285,7 @@ static bool has_pandas(struct client_vm *v)
 
 static void test_a_dataframe_lives_from_turn_to_turn_and_a_chart_comes_back(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     (void)state;
     open_plain();
     start(&v);
@@ -307,7 +307,7 @@ static void test_a_dataframe_lives_from_turn_to_turn_and_a_chart_comes_back(void
 static void test_a_parked_vm_serves_with_the_right_clock_and_is_replaced(void **state)
 {
     struct vm_host_config c = config();
-    struct client_vm v;
+    static struct client_vm v;
     double before;
     json_t *d;
     (void)state;
@@ -330,7 +330,7 @@ static void test_a_parked_vm_serves_with_the_right_clock_and_is_replaced(void **
 static void test_a_deferred_vm_serves(void **state)
 {
     struct vm_host_config c = config();
-    struct client_vm v;
+    static struct client_vm v;
     (void)state;
     c.pool_deferred = 1;
     open_host(&c);
@@ -349,7 +349,7 @@ static void test_a_deferred_vm_serves(void **state)
 static void test_the_vmm_runs_without_privileges_and_with_a_sealed_template(void **state)
 {
     char path[64], text[8192], want[32];
-    struct client_vm v;
+    static struct client_vm v;
     int fd, seals;
     (void)state;
     open_plain();
@@ -374,7 +374,7 @@ static void test_the_vmm_runs_without_privileges_and_with_a_sealed_template(void
 
 static void test_the_guest_has_no_network_card_and_a_bounded_disk(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     char code[200], want[32];
     (void)state;
     open_plain();
@@ -390,7 +390,7 @@ static void test_the_guest_has_no_network_card_and_a_bounded_disk(void **state)
 
 static void test_a_killed_vmm_is_noticed_within_a_second_in_the_middle_of_a_cell(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     uint64_t t0;
     int pid;
     (void)state;
@@ -415,7 +415,7 @@ static void test_a_killed_vmm_is_noticed_within_a_second_in_the_middle_of_a_cell
 static void test_killed_parked_vms_are_replaced_and_users_do_not_notice(void **state)
 {
     struct vm_host_config c = config();
-    struct client_vm v;
+    static struct client_vm v;
     char path[64], pids[256];
     (void)state;
     c.pool_parked = c.pool_max = 1;
@@ -433,7 +433,7 @@ static void test_killed_parked_vms_are_replaced_and_users_do_not_notice(void **s
 
 static void test_release_with_grace_lets_the_guest_power_off(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     (void)state;
     open_plain();
     start(&v);
@@ -454,7 +454,7 @@ static void test_nothing_is_left_behind(void **state)
     fds = open_fds();
     kids = children();
     for (int round = 0; round < 3; round++) {
-        struct client_vm v[3];
+        static struct client_vm v[3];
 
         c.pool_parked = c.pool_max = c.pool_deferred = 1;
         open_host(&c);
@@ -547,7 +547,7 @@ static int bad_teardown(void **state)
 static void expect_refused(const char *words)
 {
     struct vm_host_config c = config();
-    struct client_vm v;
+    static struct client_vm v;
     struct err e = { 0 };
 
     c.state_dir = bad_state;
@@ -586,7 +586,7 @@ static void test_a_device_state_that_qemu_rejects_fails_the_start_with_the_reaso
     struct vm_host_config c = config();
     CLEANUP(freep) char *manifest = NULL;
     CLEANUP(freep) char *vmstate = NULL;
-    struct client_vm v;
+    static struct client_vm v;
     struct err e = { 0 };
     char digest[65];
     json_t *doc, *file;
@@ -617,7 +617,7 @@ static void test_a_device_state_that_qemu_rejects_fails_the_start_with_the_reaso
 static void test_a_template_that_is_not_built_is_a_clear_error(void **state)
 {
     struct vm_host_config c = config();
-    struct client_vm v;
+    static struct client_vm v;
     struct err e = { 0 };
     (void)state;
     c.template_only = "nonsense";
@@ -629,7 +629,7 @@ static void test_a_template_that_is_not_built_is_a_clear_error(void **state)
 
 static void test_a_start_can_be_cancelled_at_any_time(void **state)
 {
-    struct client_vm v;
+    static struct client_vm v;
     struct err e = { 0 };
     (void)state;
     open_plain();
