@@ -116,8 +116,9 @@ static void tick(void *ctx)
     complete_halves(k);
     if (k->start_deadline_ms && k->start_deadline_ms <= now) {
         char text[160];
+        uint64_t limit = k->in_place ? k->m->cfg.restart_timeout_ms : k->m->cfg.start_timeout_ms;
         snprintf(text, sizeof(text), "kernel %s was not ready within %" PRIu64 " s", k->spec,
-                 k->m->cfg.start_timeout_ms / 1000);
+                 limit / 1000);
         km_kernel_failed(k, -ETIMEDOUT, text);
     }
     km_kernel_arm(k);
@@ -290,6 +291,7 @@ int km_kernel_acquire(struct km_kernel *k, struct err *e)
     list_push_back(&m->boxes, &box->link);
     k->box = box;
     k->stream = 0;
+    k->in_place = false;
     k->start_us = loop_now_us(m->loop);
     k->start_deadline_ms = now_ms(k) + m->cfg.start_timeout_ms;
     k->said_starting = false;
@@ -309,7 +311,7 @@ void km_kernel_ready(struct km_kernel *k, struct slice info)
         k->info = slice_dup(info);
     }
     sm_move(&k->sm, KM_K_READY);
-    k->first_start = k->auto_restart = false;
+    k->first_start = k->auto_restart = k->in_place = false;
     k->ready_ms = now_ms(k);
     k->start_deadline_ms = 0;
     free(TAKE_PTR(k->reason));
@@ -371,6 +373,37 @@ static void become_dead(struct km_kernel *k, int code, const char *text)
     km_kernel_arm(k);
 }
 
+/* A restart inside the sandbox did not work out: a fresh sandbox under the same id is what the user
+ * wants more than a dead kernel. The files of the old one are gone with it; clients are told. */
+static bool move_to_fresh_sandbox(struct km_kernel *k, const char *text)
+{
+    struct err e = { 0 };
+    struct buf b;
+    char line[700];
+    if (!k->in_place || !k->box)
+        return false;
+    log_warn(&k->log_ctx, "%s; taking a fresh sandbox", text);
+    km_kernel_process_ended(k, "the kernel was restarted");
+    box_release(k);
+    if (km_kernel_acquire(k, &e) < 0) {
+        log_warn(&k->log_ctx, "no fresh sandbox: %s", e.msg);
+        return false;
+    }
+    km_state_set(k, "restarting");
+    snprintf(line, sizeof(line),
+             "[cellvisor] The kernel could not be started again in its sandbox (%.400s). It gets a "
+             "fresh one: files "
+             "that were written in the old one are gone.\n",
+             text);
+    buf_init(&b, 8192);
+    buf_append_str(&b, "{\"name\": \"stderr\", \"text\": ");
+    buf_append_json_string(&b, slice_str(line));
+    buf_append_byte(&b, '}');
+    km_synth(k, JP_IOPUB, "stream", SLICE_NULL, buf_cstr(&b), 0);
+    buf_fini(&b);
+    return true;
+}
+
 void km_kernel_failed(struct km_kernel *k, int code, const char *text)
 {
     metric_add(k->m->met.start_failures, 1);
@@ -378,7 +411,7 @@ void km_kernel_failed(struct km_kernel *k, int code, const char *text)
         log_warn(&k->log_ctx, "start failed: %s", text);
         km_ops_finish(k, KM_OP_START, code, text);
         km_kernel_close(k, KM_CLOSE_DELETED, text);
-    } else {
+    } else if (!move_to_fresh_sandbox(k, text)) {
         become_dead(k, code, text);
     }
 }
@@ -387,8 +420,9 @@ void km_kernel_failed(struct km_kernel *k, int code, const char *text)
 static void ask_restart(struct km_kernel *k)
 {
     k->restart_ctl = ++k->next_ctl;
+    k->in_place = true;
     k->start_us = loop_now_us(k->m->loop);
-    k->start_deadline_ms = now_ms(k) + k->m->cfg.start_timeout_ms;
+    k->start_deadline_ms = now_ms(k) + k->m->cfg.restart_timeout_ms;
     km_state_set(k, "restarting");
     metric_add(k->m->met.restarts, 1);
     int r = km_kernel_ctl(k, k->restart_ctl, "restart");

@@ -27,7 +27,10 @@ struct km_config {
     size_t replay_bytes_max;   /* kept for absent clients when nobody needs it (default 16 MiB) */
     uint64_t replay_ttl_ms;    /* a cursor of a client that left is kept so long (default 10 min) */
     uint64_t start_timeout_ms; /* default 60 s */
-    uint64_t reply_grace_ms;   /* idle seen but no reply: synthesise one after this (default 2 s) */
+    /* A restart inside the sandbox gets so long (default 120 s: an emulated machine starts Python
+     * slowly); after that, or when it fails, the kernel moves to a fresh sandbox. */
+    uint64_t restart_timeout_ms;
+    uint64_t reply_grace_ms; /* idle seen but no reply: synthesise one after this (default 2 s) */
     unsigned shutdown_grace_ms; /* default 3 s */
     unsigned restart_limit;     /* automatic restarts in a row (default 5), 0 = never */
     size_t coalesce_max; /* join consecutive stream messages of one parent up to so many bytes (64

@@ -104,6 +104,7 @@ struct km_kernel {
     char session[JP_ID_MAX]; /* the kernel's own session id, for messages of ours */
     char *info;              /* kernel_info_reply content */
     bool first_start;        /* never was ready: a failure undoes it */
+    bool in_place;           /* the restart that runs is one inside the sandbox */
     bool auto_restart;       /* the start that runs is one */
     bool said_starting;      /* `status: starting` is in the log for this process */
     unsigned restarts, restarts_row;

@@ -9,6 +9,7 @@ void km_config_defaults(struct km_config *c)
                               .replay_bytes_max = 16u << 20,
                               .replay_ttl_ms = 10 * 60 * 1000,
                               .start_timeout_ms = 60 * 1000,
+                              .restart_timeout_ms = 120 * 1000,
                               .reply_grace_ms = 2000,
                               .shutdown_grace_ms = 3000,
                               .restart_limit = 5,

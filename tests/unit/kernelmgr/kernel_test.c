@@ -253,12 +253,49 @@ static void the_kernels_own_starting_status_is_not_doubled(void **state)
     assert_string_equal(rig_state(t->k), "idle");
 }
 
-static void a_failed_restart_leaves_a_dead_kernel_that_says_why(void **state)
+/* The fresh sandbox that a failed restart takes; `told` of the old one's end. */
+static void assert_moved(struct bench *t)
+{
+    struct fake_vm *old = t->vm;
+    const struct jp_msg *m;
+    rig_turn(&t->r);
+    assert_int_equal(t->done.calls, 0);
+    assert_string_equal(rig_state(t->k), "restarting");
+    assert_int_equal(t->r.vms.acquired, 2);
+    t->vm = fake_vm_last(&t->r.vms);
+    assert_ptr_not_equal(t->vm, old);
+    assert_int_equal(rig_count(&t->a, "stream", "", &m), 1);
+    assert_true(rig_content_has(m, "files that were written in the old one are gone"));
+    fake_vm_up(t->vm);
+}
+
+static void a_restart_that_fails_in_its_sandbox_goes_to_a_fresh_one(void **state)
+{
+    struct bench *t = *state;
+    begin(t);
+    put_in_flight(t);
+    km_kernel_restart(t->k, rig_on_done, &t->done, NULL);
+    fake_vm_state(t->vm, "{\"state\":\"starting\"}");
+    fake_vm_state(t->vm, "{\"state\":\"exited\",\"exit_code\":1,\"reason\":\"start_failed\","
+                         "\"tail\":\"no module\"}");
+    assert_moved(t);
+    assert_answered_with(t, "restarted");
+    fake_vm_state(t->vm, "{\"state\":\"running\",\"info\":{}}");
+    rig_turn(&t->r);
+    assert_int_equal(t->done.calls, 1);
+    assert_ptr_equal(t->done.k, t->k);
+    assert_string_equal(rig_state(t->k), "idle");
+    assert_int_equal(t->r.vms.alive, 1);
+    assert_int_equal(t->a.closes, 0);
+}
+
+static void a_restart_that_fails_in_the_fresh_sandbox_too_leaves_a_dead_kernel(void **state)
 {
     struct bench *t = *state;
     begin(t);
     km_kernel_restart(t->k, rig_on_done, &t->done, NULL);
-    fake_vm_state(t->vm, "{\"state\":\"starting\"}");
+    fake_vm_state(t->vm, "{\"state\":\"exited\",\"exit_code\":1,\"reason\":\"start_failed\"}");
+    assert_moved(t);
     fake_vm_state(t->vm, "{\"state\":\"exited\",\"exit_code\":1,\"reason\":\"start_failed\","
                          "\"tail\":\"no module\"}");
     rig_turn(&t->r);
@@ -266,18 +303,23 @@ static void a_failed_restart_leaves_a_dead_kernel_that_says_why(void **state)
     assert_null(t->done.k);
     assert_non_null(strstr(t->done.e.msg, "no module"));
     assert_string_equal(rig_state(t->k), "dead");
+    assert_int_equal(t->r.vms.alive, 0);
 }
 
-static void a_restart_that_hangs_ends_at_its_deadline(void **state)
+static void a_restart_that_hangs_moves_on_at_its_deadline(void **state)
 {
     struct bench *t = *state;
     begin(t);
     put_in_flight(t);
     km_kernel_restart(t->k, rig_on_done, &t->done, NULL);
+    rig_advance(&t->r, t->r.cfg.restart_timeout_ms - 1);
+    assert_int_equal(t->r.vms.acquired, 1);
+    rig_advance(&t->r, 1);
+    assert_moved(t);
+    assert_answered_with(t, "restarted");
     rig_advance(&t->r, t->r.cfg.start_timeout_ms + 1);
     assert_int_equal(t->done.e.code, -ETIMEDOUT);
     assert_string_equal(rig_state(t->k), "dead");
-    assert_int_equal(rig_count(&t->a, "execute_reply", "r1", NULL), 1);
     assert_int_equal(t->r.vms.alive, 0);
 }
 
@@ -413,8 +455,9 @@ int main(void)
         TEST(a_dead_kernel_answers_with_an_error_and_can_be_restarted),
         TEST(a_restart_answers_the_old_process_requests_and_holds_new_ones),
         TEST(the_kernels_own_starting_status_is_not_doubled),
-        TEST(a_failed_restart_leaves_a_dead_kernel_that_says_why),
-        TEST(a_restart_that_hangs_ends_at_its_deadline),
+        TEST(a_restart_that_fails_in_its_sandbox_goes_to_a_fresh_one),
+        TEST(a_restart_that_fails_in_the_fresh_sandbox_too_leaves_a_dead_kernel),
+        TEST(a_restart_that_hangs_moves_on_at_its_deadline),
         TEST(two_restarts_at_once_share_one),
         TEST(what_the_link_holds_for_the_old_process_is_dropped_with_it),
         TEST(an_interrupt_is_done_when_the_guest_says_so),
