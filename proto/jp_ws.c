@@ -64,11 +64,11 @@ static int decode_v1(struct slice frame, struct jp_msg **ret, struct err *e)
 
     if (!rd_ok(&r) || offsets < V1_FIXED)
         return err_set(e, -EINVAL, "v1 frame: offset table is too short");
+    if (frame.n / 8 < offsets + 1 || offsets == UINT64_MAX)
+        return err_set(e, -EINVAL, "v1 frame: ends inside its offset table");
     if (offsets > V1_FIXED + JP_BUFFERS_MAX)
         return err_set(e, -E2BIG, "v1 frame: more than %u buffers", JP_BUFFERS_MAX);
     n = (size_t)offsets - 1;
-    if (frame.n < 8 * (n + 2))
-        return err_set(e, -EINVAL, "v1 frame: ends inside its offset table");
     rc = jp_slices_init(&s, n);
     if (rc < 0)
         return err_set(e, rc, "out of memory");
@@ -249,10 +249,10 @@ static int decode_legacy_binary(struct slice frame, struct jp_msg **ret, struct 
 
     if (!rd_ok(&r) || n == 0)
         return err_set(e, -EINVAL, "binary frame: offset table is too short");
+    if (frame.n / 4 < (size_t)n + 1) /* before the count: text that is no JSON object comes here */
+        return err_set(e, -EINVAL, "binary frame: ends inside its offset table");
     if (n > 1 + JP_BUFFERS_MAX)
         return err_set(e, -E2BIG, "binary frame: more than %u buffers", JP_BUFFERS_MAX);
-    if (frame.n < 4 * ((size_t)n + 1))
-        return err_set(e, -EINVAL, "binary frame: ends inside its offset table");
     rc = jp_slices_init(&s, n);
     if (rc < 0)
         return err_set(e, rc, "out of memory");

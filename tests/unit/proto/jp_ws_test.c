@@ -322,9 +322,9 @@ static void malformed_v1_tables_are_refused(void **state)
         { 0, 5, -EINVAL },
         { 0, 7, -EINVAL },
         { 0, 100, -EINVAL },
-        { 0, 6 + JP_BUFFERS_MAX + 1, -E2BIG },
-        { 0, UINT64_MAX, -E2BIG },
-        { 0, UINT64_C(1) << 61, -E2BIG },
+        { 0, 6 + JP_BUFFERS_MAX + 1, -EINVAL },
+        { 0, UINT64_MAX, -EINVAL },
+        { 0, UINT64_C(1) << 61, -EINVAL },
         { 1, 55, -EINVAL },
         { 1, 57, -EINVAL },
         { 2, 0, -EINVAL },
@@ -342,7 +342,29 @@ static void malformed_v1_tables_are_refused(void **state)
             fail_msg("case %zu: %s", i, e.msg);
     assert_int_equal(decode(JP_WS_V1, SLICE_LIT("\6\0\0"), &m, &e), -EINVAL);
     assert_int_equal(decode(JP_WS_V1, SLICE_LIT("\6\0\0\0\0\0\0\0"), &m, &e), -EINVAL);
-    assert_int_equal(decode(JP_WS_V1, SLICE_LIT("{\"header\":{}}"), &m, &e), -E2BIG);
+    assert_int_equal(decode(JP_WS_V1, SLICE_LIT("{\"header\":{}}"), &m, &e), -EINVAL);
+}
+
+/* Only a frame that really holds such a table is too big; all else is malformed (close 1007, not
+ * 1009). */
+static void more_buffers_than_allowed_are_too_big(void **state)
+{
+    uint8_t *frame = calloc(JP_BUFFERS_MAX + 16, 8);
+    struct jp_msg *m;
+    struct err e = { 0 };
+
+    (void)state;
+    assert_non_null(frame);
+    frame[0] = (6 + JP_BUFFERS_MAX + 1) & 0xff;
+    frame[1] = (6 + JP_BUFFERS_MAX + 1) >> 8;
+    assert_int_equal(decode(JP_WS_V1, slice_of(frame, 8 * (size_t)(JP_BUFFERS_MAX + 16)), &m, &e),
+                     -E2BIG);
+    frame[0] = frame[1] = 0;
+    frame[2] = (JP_BUFFERS_MAX + 2) >> 8;
+    frame[3] = (JP_BUFFERS_MAX + 2) & 0xff;
+    assert_int_equal(
+        decode(JP_WS_LEGACY, slice_of(frame, 8 * (size_t)(JP_BUFFERS_MAX + 16)), &m, &e), -E2BIG);
+    free(frame);
 }
 
 static void an_unknown_channel_in_v1_is_told_apart(void **state)
@@ -378,9 +400,9 @@ static void malformed_legacy_tables_are_refused(void **state)
         CASE("\0\0\0\2\0\0\0\x0c\0\0\0\x0b{}", -EINVAL),
         CASE("\0\0\0\2\0\0\0\x0c\0\0\0\x0f{}", -EINVAL),
         CASE("\0\0\0\2\0\0\0\x0c\0\0\0\x0e{}", -EINVAL), /* no header */
-        CASE("\0\0\x10\2", -E2BIG),
-        CASE("\xff\xff\xff\xff", -E2BIG),
-        CASE("garbage", -E2BIG),
+        CASE("\0\0\x10\2", -EINVAL),
+        CASE("\xff\xff\xff\xff", -EINVAL),
+        CASE("garbage", -EINVAL),
 #undef CASE
     };
     struct jp_msg *m;
@@ -483,6 +505,7 @@ int main(void)
         cmocka_unit_test(shell_messages_without_an_id_are_refused),
         cmocka_unit_test(malformed_legacy_text_is_refused),
         cmocka_unit_test(malformed_v1_tables_are_refused),
+        cmocka_unit_test(more_buffers_than_allowed_are_too_big),
         cmocka_unit_test(an_unknown_channel_in_v1_is_told_apart),
         cmocka_unit_test(malformed_legacy_tables_are_refused),
         cmocka_unit_test(a_binary_frame_sent_as_text_is_still_understood),
