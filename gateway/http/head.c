@@ -83,7 +83,10 @@ static void request_line(struct gw_head *h, struct slice line)
     uint8_t minor = rest.p[rest.n - 1];
     h->http11 = minor != '0';
     h->target = slice_of(rest.p, rest.n - 9);
-    if (minor < '0' || minor > '9' || !h->target.n || memchr(h->target.p, ' ', h->target.n))
+    bool bad = minor < '0' || minor > '9' || !h->target.n;
+    for (size_t i = 0; i < h->target.n; i++)
+        bad = bad || h->target.p[i] <= ' ' || h->target.p[i] == 0x7f;
+    if (bad)
         refuse(h, 400, "The request line is malformed");
     else if (h->target.n > GW_URI_MAX)
         refuse(h, 414, "The URI is too long");
@@ -202,6 +205,16 @@ static int too_long(struct slice in, struct gw_head *h)
                        : refuse(h, 414, "The request line is too long");
 }
 
+/* No request line yet. Bytes that cannot start one (TLS on a plain port) are not waited for. */
+static int no_line(struct slice in, size_t at, struct gw_head *h)
+{
+    if (at < in.n && in.p[at] != '\r' && !is_token_char(in.p[at])) {
+        h->size = in.n;
+        return refuse(h, 400, "This is no HTTP request");
+    }
+    return too_long(in, h);
+}
+
 int gw_head_parse(struct slice in, struct gw_head *h)
 {
     struct slice line;
@@ -210,7 +223,7 @@ int gw_head_parse(struct slice in, struct gw_head *h)
     memset(h, 0, sizeof(*h));
     do { /* RFC 9112 2.2: an empty line or two before a request are forgiven */
         if (!next_line(in, &at, &line))
-            return too_long(in, h);
+            return no_line(in, at, h);
     } while (!line.n);
     request_line(h, line);
     for (;;) {
@@ -267,7 +280,7 @@ static int decode_segment(struct slice seg, char *out, size_t size, size_t *ret_
             escaped = true;
             i += 2;
         }
-        if (o + 1 >= size)
+        if (!c || o + 1 >= size)
             return -EINVAL;
         out[o++] = (char)c;
     }

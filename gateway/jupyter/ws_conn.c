@@ -1,6 +1,7 @@
 /* Kernel websockets; see ws_conn.h. */
 #include "gateway/jupyter/ws_conn.h"
 #include "common/mem.h"
+#include "common/utf8.h"
 #include "gateway/jupyter/ws_frame.h"
 #include "gateway/jupyter/ws_source.h"
 #include "proto/jp_ws.h"
@@ -9,10 +10,11 @@
 #include <string.h>
 #include <strings.h>
 
-#define REASON_MAX 120u         /* bytes of a close reason: 123 less a margin */
-#define UNSENT_MAX (128u << 10) /* unsent bytes in the kernel: enough for speed, little for pings  \
-                                 */
-#define CLOSE_ANSWER_MS 5000u   /* what a peer gets to read and answer our close frame */
+#define REASON_MAX 120u /* bytes of a close reason: 123 less a margin */
+#define UNSENT_MAX                                                                                 \
+    (128u << 10)              /* unsent bytes in the kernel: enough for speed, little for pings    \
+                               */
+#define CLOSE_ANSWER_MS 5000u /* what a peer gets to read and answer our close frame */
 
 struct gw_ws {
     struct km_client client;
@@ -248,6 +250,25 @@ static void refuse(struct gw_ws *w, int code, const struct err *e)
         gw_ws_close(w, code == -E2BIG ? 1009 : 1007, e->msg);
 }
 
+static bool is_utf8(struct slice s)
+{
+    for (size_t i = 0; i < s.n;) {
+        size_t k = utf8_len(s.p + i, s.n - i);
+        if (!k)
+            return false;
+        i += k;
+    }
+    return true;
+}
+
+/* Parts are opaque, but they come back to everybody in text frames (a parent header is a copy of a
+ * client's): browsers end a connection over one bad byte. Buffers may hold anything. */
+static bool texts_ok(const struct jp_msg *m)
+{
+    const struct jp_parts *p = &m->parts;
+    return is_utf8(p->header) && is_utf8(p->parent) && is_utf8(p->metadata) && is_utf8(p->content);
+}
+
 static void on_message(struct gw_ws *w, struct slice frame)
 {
     struct err e = { 0 };
@@ -256,6 +277,10 @@ static void on_message(struct gw_ws *w, struct slice frame)
         return; /* empty frames are a habit of some proxies */
     metric_add(server_of(w)->count.ws_in, 1);
     int r = jp_ws_decode(w->proto, frame, &m, &e);
+    if (!r && !texts_ok(m)) {
+        jp_msg_unref(m);
+        r = err_set(&e, -EINVAL, "the message is not UTF-8");
+    }
     if (r) {
         refuse(w, r, &e);
         return;

@@ -43,7 +43,7 @@ def test_header_forms(gw, header):
 
 @pytest.mark.parametrize("header", [
     ALICE, f"token {ALICE}x", f"token {ALICE[:-1]}", "token", "Basic", "Basic !!!", basic(ALICE, ""), "Digest x",
-    f"token {ALICE} {ALICE}", f"token\x0b{BOB}x", "Bearer " + "A" * 9000,
+    f"token {ALICE} {ALICE}", "Bearer " + "A" * 9000,
 ])
 def test_malformed_headers_are_no_token(gw, header):
     check_error(gw.get("/api/me", token=None, headers={"Authorization": header}), 401)

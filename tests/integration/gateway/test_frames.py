@@ -67,7 +67,7 @@ def outcome(ws):
 def test_bad_legacy_text(gw, kernel, text):
     ws = wire.Kernel(gw, kernel[0], ALICE, session="bad")
     ws.send(text)
-    assert outcome(ws) == 1007
+    assert outcome(ws) in (1007, 1009)
     ws.close()
     unhurt(gw, kernel)
 
@@ -85,7 +85,7 @@ def test_bad_legacy_binary(gw, kernel, data):
 def test_bad_v1(gw, kernel, data):
     ws = wire.Kernel(gw, kernel[0], ALICE, session="bad", v1=True)
     ws.send(data, W.BINARY)
-    assert outcome(ws) == (None if data == b"" else 1007)
+    assert outcome(ws) in ((None,) if data == b"" else (1007, 1009))
     ws.close()
     unhurt(gw, kernel)
 
@@ -177,7 +177,7 @@ def test_invalid_utf8_in_text_hurts_nobody(gw, kernel):
     ws = wire.Kernel(gw, kernel[0], ALICE, session="utf8")
     m = json.dumps({**wire.execute("echo @", "utf8"), "buffers": []}).encode().replace(b"@", b"\xc3\x28\xff")
     ws.send(m, W.TEXT)
-    assert outcome(ws) in (None, 1007)
+    assert outcome(ws) == 1007
     ws.close()
     unhurt(gw, kernel)
 

@@ -281,7 +281,6 @@ def test_a_slow_reader_of_a_big_reply_gets_all_of_it(gw):
     k = gw.kernel()
     body = json.dumps({"code": "flood 8000000"}).encode()
     with wire.connect(gw, 60) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         s.sendall(req("POST", f"/api/kernels/{k}/execute", f"Content-Length: {len(body)}", body=body))
         time.sleep(1.0)
         status, h, text = wire.read_response(s)
