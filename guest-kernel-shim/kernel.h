@@ -30,6 +30,7 @@ enum shim_kernel_state {
 extern const struct sm_def shim_kernel_sm;
 
 #define SHIM_TAIL_MAX 8192u         /* last bytes of descriptors 1 and 2 in exit reports */
+#define SHIM_KERNEL_OOM_ADJ 500     /* a kernel goes before the shim */
 #define SHIM_PIPE_BYTES (256 << 10) /* behind descriptors 1 and 2 */
 
 struct shim_exit {
@@ -160,7 +161,9 @@ void shim_kernel_set_stream(struct shim_kernel *k, uint32_t stream);
 void shim_kernel_release(struct shim_kernel *k); /* report running, serve what waits */
 void shim_kernel_renew(struct shim_kernel *k);   /* kill the process, start another */
 
-/* ---- kernel.c and kernel_io.c between themselves ---- */
+/* ---- kernel.c, kernel_start.c and kernel_io.c between themselves ---- */
+/* Start a process with its channels and hook; sets pid, dir, key, session. */
+int shim_kernel_launch(struct shim_kernel *k, struct err *e);
 int shim_kernel_open_io(struct shim_kernel *k, struct err *e);
 void shim_kernel_close_io(struct shim_kernel *k);
 void shim_kernel_probe(struct shim_kernel *k);

@@ -43,9 +43,13 @@ static const int port_number[JP_CHANNELS] = {
 static void watch_port(struct port *p)
 {
     struct shim_zmq *z = p->z;
-
-    p->watch.events =
+    short events =
         (short)((z->listen & 1u << p->channel ? ZMQ_POLLIN : 0) | (p->blocked ? ZMQ_POLLOUT : 0));
+
+    /* What was not asked for may have been taken off the descriptor unseen. */
+    if (events != p->watch.events)
+        p->watch.check = true;
+    p->watch.events = events;
 }
 
 static void on_socket(void *ctx, short revents)
