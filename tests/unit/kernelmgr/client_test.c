@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -324,6 +325,46 @@ static void kernel_info_keeps_its_place_behind_own_requests(void **state)
     jp_msg_unref(m);
 }
 
+static void a_cursor_outside_of_the_code_is_answered_without_the_kernel(void **state)
+{
+    /* Positions count UTF-16 units at most: the emoji (escaped or not) are two. */
+    static const struct {
+        const char *content;
+        bool refused;
+    } cases[] = {
+        { "{\"code\": \"abc\", \"cursor_pos\": 0}", false },
+        { "{\"code\": \"abc\", \"cursor_pos\": 3}", false },
+        { "{\"code\": \"abc\", \"cursor_pos\": 4}", true },
+        { "{\"code\": \"abc\", \"cursor_pos\": -1}", true },
+        { "{\"code\": \"a\\n\\\"\\\\\", \"cursor_pos\": 4}", false },
+        { "{\"code\": \"a\\n\\\"\\\\\", \"cursor_pos\": 5}", true },
+        { "{\"code\": \"\xf0\x9f\x98\x80\\ud83d\\ude00\", \"cursor_pos\": 4}", false },
+        { "{\"code\": \"\xf0\x9f\x98\x80\\ud83d\\ude00\", \"cursor_pos\": 5}", true },
+        { "{\"code\": \"\", \"cursor_pos\": 0}", false },
+        { "{\"code\": \"abc\", \"cursor_pos\": \"9\"}", false }, /* the kernel's business */
+        { "{\"code\": 5, \"cursor_pos\": 9}", false },
+        { "{\"code\": \"abc\"}", false },
+    };
+    struct bench *t = *state;
+    begin(t);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        char id[16];
+        snprintf(id, sizeof(id), "c%zu", i);
+        const char *type = i % 2 ? "complete_request" : "inspect_request";
+        assert_int_equal(rig_submit(&t->a, JP_SHELL, type, id, cases[i].content), 0);
+        rig_turn(&t->r);
+        struct jp_msg *m = fake_vm_take_msg(t->vm);
+        if ((m == NULL) != cases[i].refused)
+            fail_msg("case %zu: %s", i, cases[i].content);
+        if (m)
+            fake_vm_serve(t->vm, m);
+        jp_msg_unref(m);
+        rig_turn(&t->r);
+        assert_story(&t->a, id, i % 2 ? "busy complete_reply idle" : "busy inspect_reply idle");
+    }
+    assert_string_equal(rig_state(t->k), "idle");
+}
+
 static void an_interrupt_on_the_wire_is_done_and_answered(void **state)
 {
     struct bench *t = *state;
@@ -593,6 +634,7 @@ int main(void)
         TEST(a_prompt_whose_asker_never_returns_is_interrupted),
         TEST(kernel_info_is_answered_while_the_kernel_is_busy),
         TEST(kernel_info_keeps_its_place_behind_own_requests),
+        TEST(a_cursor_outside_of_the_code_is_answered_without_the_kernel),
         TEST(an_interrupt_on_the_wire_is_done_and_answered),
         TEST(an_interrupt_that_nobody_acknowledges_gets_an_error_reply),
         TEST(shutdown_on_the_wire_is_answered_before_the_end),
