@@ -173,9 +173,18 @@ static int get_pid(const struct vm_machine *base)
 
 void vm_backend_set_nice(int pgid, bool background)
 {
+    CLEANUP(freep) char *path = xasprintf("/proc/%d/autogroup", pgid);
+    CLEANUP(closep) int fd = -1;
+
     /* Only root can take a nice value back, so nobody else sets one. */
-    if (pgid > 0 && geteuid() == 0)
-        setpriority(PRIO_PGRP, (id_t)pgid, background ? 10 : 0);
+    if (pgid <= 0 || geteuid() != 0)
+        return;
+    setpriority(PRIO_PGRP, (id_t)pgid, background ? 10 : 0);
+    /* Every machine has a session of its own; where sessions are scheduled as groups, the group's
+     * value counts. */
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0)
+        (void)!write(fd, background ? "10" : "0", background ? 2 : 1);
 }
 
 static void background(struct vm_machine *base, bool on)

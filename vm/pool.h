@@ -13,7 +13,7 @@
 #define VM_POOL_BACKOFF_MAX_MS 60000u
 #define VM_POOL_DECAY_MS 60000u
 #define VM_POOL_REFUSE_AFTER 3u /* failures in a row, after which users are told to wait too */
-#define VM_OVERHEAD_MB 64u      /* VMM heap and translation cache, beside guest RAM */
+#define VM_OVERHEAD_MB 96u      /* VMM heap and translation cache, beside guest RAM */
 #define VM_LOCAL_MB 200u        /* what a local shim and its kernel are counted as */
 
 /* Shared by all pools of a host. */

@@ -25,7 +25,7 @@ struct vm_qemu_spec {
     const char *run_dir;   /* exists, 0700, owned by the VMM's uid or ours */
     uint64_t memory_mb;
     unsigned vcpus;
-    unsigned tb_mb;   /* TCG translation cache; 0 = 32 for clones, 256 for boots */
+    unsigned tb_mb;   /* TCG translation cache; 0 = 64 for clones, 256 for boots */
     int mem_fd;       /* guest RAM (memfd); stays the caller's */
     bool mem_private; /* clones: map it copy-on-write */
     const char

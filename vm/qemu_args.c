@@ -23,7 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define TB_MB_CLONE 32
+#define TB_MB_CLONE 64
 #define TB_MB_BOOT 256
 
 static const char machine[] =

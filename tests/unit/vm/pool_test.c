@@ -79,7 +79,7 @@ static struct vm_template *make_template(void)
 
     t->name = xstrdup("python");
     t->default_spec = xstrdup("python3");
-    t->memory_mb = 936; /* a VM counts 1000 MB */
+    t->memory_mb = 904; /* a VM counts 1000 MB */
     t->vcpus = 1;
     t->accel = VM_ACCEL_TCG;
     t->specs = json_pack("{s:s, s:{}}", "default", "python3", "kernelspecs");
