@@ -20,6 +20,7 @@
 #define START_MS_LOCAL 60000u
 #define START_MS_VM 180000u /* emulated guests run at a twentieth of the speed */
 #define STANDBY_MS 5000u
+#define KILL_MS 3000u /* for processes to die of SIGKILL */
 #define GRACE_MS_LOCAL 3000u
 #define GRACE_MS_VM 5000u
 
@@ -651,21 +652,23 @@ void shim_run(struct shim *s)
     shim_loop_run(&s->host.loop);
 }
 
-/* Local mode: whatever kernels have started is below us, because we are its subreaper. */
+/* Local mode: whatever kernels have started is below us, because we are its subreaper. Ends when
+ * all of it is reaped, so that our own end means that nothing is left. */
 static void kill_everything(void)
 {
     struct shim_proc *p = xcalloc(SHIM_PROCS_MAX, sizeof(*p));
+    uint64_t end = shim_now_ms() + KILL_MS;
+    pid_t pid = 0;
 
-    for (int round = 0; round < 3; round++) {
+    while (pid >= 0 && shim_now_ms() < end) {
         size_t n = shim_procs_descendants(getpid(), p, SHIM_PROCS_MAX);
 
-        if (n == 0)
-            break;
         for (size_t i = 0; i < n; i++)
             kill(p[i].pid, SIGKILL);
-        while (waitpid(-1, NULL, WNOHANG) > 0)
+        while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
             ;
-        usleep(10000);
+        if (pid == 0)
+            usleep(5000);
     }
     free(p);
 }
