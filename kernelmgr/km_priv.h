@@ -23,8 +23,11 @@
 #define KM_INTERRUPT_TIMEOUT_MS 10000u
 #define KM_STABLE_MS 10000u /* alive so long: the count of restarts in a row starts again */
 #define KM_FAREWELL_MS 250u /* between a shutdown_reply and the end of its kernel */
-#define KM_LOG_RESERVE                                                                             \
-    (2 * (size_t)GL_WINDOW) /* log space kept free for what the guest may still send */
+/* Log space kept free: for what the guest may still send on the credit it has (a small message
+ * costs up to three times its payload, see KM_ENTRY_OVERHEAD; a guest that sends smaller ones than
+ * Jupyter has loses some, announced), and for our own answers to all requests in flight when it
+ * dies (busy, error, reply, idle: about 1 KiB each). */
+#define KM_LOG_RESERVE (3 * (size_t)GL_WINDOW + KM_REQS_MAX * (size_t)4096)
 
 enum km_kernel_state {
     KM_K_NEW,        /* checked, no sandbox yet */

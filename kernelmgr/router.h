@@ -7,7 +7,7 @@
 #include "common/map.h"
 #include "proto/jp_msg.h"
 
-#define KM_REQS_MAX 2048u
+#define KM_REQS_MAX 1024u
 
 struct km_req {
     struct list_node link;                              /* km_router::order */

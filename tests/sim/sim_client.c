@@ -33,8 +33,9 @@ static void numbers_of(struct sim *s, struct sim_session *ss, const struct jp_ms
 static bool gap_of(struct sim *s, struct sim_session *ss, const struct jp_msg *m)
 {
     static const char mark[] = "[cellvisor] ";
-    const char *p = memmem(m->parts.content.p, m->parts.content.n, mark, strlen(mark));
-    if (!p)
+    struct slice content = m->parts.content;
+    const char *p = memmem(content.p, content.n, mark, strlen(mark));
+    if (!p || !memmem(content.p, content.n, "are missing here", 16))
         return false;
     SIM_CHECK(s, ss->behind, "session %s lost something although it was attached all the time",
               ss->name);

@@ -131,7 +131,9 @@ static void work(struct sim *s, struct sim_guest *g)
         asked->lost = true;
     else if (jp_reply_type(q->msg_type, reply))
         fake_vm_say(g->vm, q->parts.channel, reply, q, "{\"status\": \"ok\"}");
-    if (!sim_chance(&s->rng, 1))
+    /* A reply or an idle may get lost, not both: then nobody could tell the request from a long
+     * one. */
+    if ((asked && asked->lost) || !sim_chance(&s->rng, 1))
         say_status(g, q, "idle");
     queue_pop(g);
 }
