@@ -36,7 +36,7 @@ static void link_down(struct shim_link *l, bool final)
     bool was = l->connected;
 
     gl_link_reset(l->gl);
-    l->connected = false;
+    l->connected = l->open = false;
     l->blocked = false;
     if (final)
         shim_watch_stop(l->loop, &l->watch);
@@ -90,7 +90,9 @@ static void link_read(struct shim_link *l)
         if (n < 0 && errno == EAGAIN)
             return;
         if (n == 0 && l->port) {
-            if (host_gone(l))
+            /* Bytes of a new host may overtake the event that says it is there (they take another
+             * queue): until it was seen, "nobody there" is yesterday's news. */
+            if (host_gone(l) && (l->open || !l->connected))
                 link_down(l, false);
             return;
         }
@@ -111,6 +113,8 @@ static void on_epoll(void *ctx, short revents)
         if (ev.events & EPOLLOUT)
             l->blocked = false;
     }
+    if (l->port && !l->open && !host_gone(l))
+        l->open = true;
     if (l->readable)
         link_read(l);
     /* Bytes left for the next turn: the edge is spent, so arm it anew (MOD re-reports). */

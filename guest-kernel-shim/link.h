@@ -30,6 +30,7 @@ struct shim_link {
     int fd, epoll_fd;
     bool port;      /* virtio-serial: comes back */
     bool connected; /* bytes have come since the last reset */
+    bool open;      /* port: a host was seen to be there since the last reset */
     bool readable;  /* not yet read to EAGAIN */
     bool blocked;   /* a write said EAGAIN; the next edge tries again */
     struct shim_watch watch;

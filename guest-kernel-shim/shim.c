@@ -300,6 +300,11 @@ static void on_hello(struct shim *s, struct slice payload)
                   GL_VERSION);
         return;
     }
+    /* A host that follows another unnoticed: what was queued for that one is not for this one. */
+    if (gl_link_phase(s->link.gl) != GL_PHASE_HELLO) {
+        shim_flow_abort(s);
+        gl_link_reset(s->link.gl);
+    }
     gl_link_set_phase(s->link.gl, GL_PHASE_IDLE);
     say_hello(s);
     /* Of a prepared template the host has them in its manifest. */

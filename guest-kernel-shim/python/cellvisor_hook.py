@@ -15,6 +15,7 @@ import codecs
 import json
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,8 @@ class Hook:
             for stream in self.streams:
                 self.keep_order(stream)
             os.register_at_fork(after_in_child=self.after_fork)
+        self.wake_fd = None
+        self.wake_on_signals()
         self.never_drop()
         self.pack_anything()
         self.inline_figures()
@@ -118,10 +121,28 @@ class Hook:
 
         stream.write = write
 
+    def wake_on_signals(self):
+        """An interrupt of an await: ipykernel's handler queues a callback, but tornado, asked from the
+        loop's own thread, does not wake the loop, which sleeps on until the next event. Signals also
+        reach our thread, which asks from outside."""
+        try:
+            self.wake_fd, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        except Exception as error:
+            self.complain("signals do not wake the loop", error)
+
+    def woken(self):
+        try:
+            os.read(self.wake_fd, 4096)
+            self.kernel.io_loop.add_callback(lambda: None)
+        except Exception as error:
+            self.complain("the loop was not woken", error)
+
     def after_fork(self):
         """In the child of a fork() in a cell: it must not come back into the kernel's loop, whose
         sockets it shares. It may finish its cell, then it ends."""
         self.pipes = {}  # the parent's; and its lock may be held by a thread that is not here
+        signal.set_wakeup_fd(-1)
         self.shell.events.register("post_execute", self.leave)
 
     def leave(self):
@@ -202,6 +223,8 @@ class Hook:
         poll.register(self.fd, select.POLLIN)
         for fd in self.pipes:
             poll.register(fd, select.POLLIN)
+        if self.wake_fd is not None:
+            poll.register(self.wake_fd, select.POLLIN)
         pid = os.getpid()
         pending = b""
         for stream in self.streams:
@@ -220,6 +243,8 @@ class Hook:
             for fd in self.pipes:
                 if ready.get(fd, 0) & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     poll.unregister(fd)
+            if self.wake_fd in ready:
+                self.woken()
             if self.fd in ready:
                 data = os.read(self.fd, 65536)
                 if not data:

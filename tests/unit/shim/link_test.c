@@ -167,6 +167,44 @@ static void test_garbage_on_the_port_is_waited_out_until_the_next_hello(void **s
     tear_down(&f);
 }
 
+static void test_bytes_that_overtake_the_news_of_a_host_do_not_count_as_its_end(void **state)
+{
+    struct slice body = SLICE_LIT("{\"version\":1}"), out;
+    struct fixture f;
+
+    (void)state;
+    set_up(&f, true);
+    /* As a virtio port shows it: data to read, and nobody there. */
+    assert_int_equal(gl_link_send(f.host, GL_HELLO, 0, &body, 1), 0);
+    out = gl_link_output(f.host);
+    assert_int_equal(write(f.peer, out.p, out.n), out.n);
+    close(f.peer);
+    f.peer = -1;
+    for (int i = 0; i < 10; i++)
+        shim_loop_step(&f.loop, 0);
+    assert_int_equal(f.messages, 1);
+    assert_int_equal(f.downs, 0);
+    assert_int_equal(gl_link_phase(f.link.gl), GL_PHASE_IDLE);
+    tear_down(&f);
+}
+
+static void test_a_host_that_was_seen_and_left_resets_the_port(void **state)
+{
+    struct fixture f;
+
+    (void)state;
+    set_up(&f, true);
+    host_says(&f, GL_HELLO);
+    close(f.peer);
+    f.peer = -1;
+    for (int i = 0; i < 10; i++)
+        shim_loop_step(&f.loop, 0);
+    assert_int_equal(f.downs, 1);
+    assert_int_equal(f.finals, 0);
+    assert_int_equal(gl_link_phase(f.link.gl), GL_PHASE_HELLO);
+    tear_down(&f);
+}
+
 static void test_a_port_is_found_by_its_name(void **state)
 {
     char path[64];
@@ -188,6 +226,8 @@ int main(void)
         cmocka_unit_test(test_garbage_on_a_socketpair_ends_it),
         cmocka_unit_test(test_a_new_host_on_the_port_starts_over_with_hello),
         cmocka_unit_test(test_garbage_on_the_port_is_waited_out_until_the_next_hello),
+        cmocka_unit_test(test_bytes_that_overtake_the_news_of_a_host_do_not_count_as_its_end),
+        cmocka_unit_test(test_a_host_that_was_seen_and_left_resets_the_port),
         cmocka_unit_test_setup_teardown(test_a_port_is_found_by_its_name, make_tmp, remove_tmp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
