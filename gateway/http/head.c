@@ -305,37 +305,34 @@ static struct slice strip_authority(struct slice t)
     return slice_of(t.p + at, t.n - at);
 }
 
-int gw_target_split(struct slice target, char *out, size_t size, struct slice *ret_query)
+/* ".", ".." and empty segments; *o is the length of out. last: nothing follows. */
+static bool dot_segment(struct slice seg, bool last, char *out, size_t size, size_t *o)
 {
-    struct slice t = strip_authority(target);
-    const uint8_t *q = t.n ? memchr(t.p, '?', t.n) : NULL;
-    *ret_query = q ? slice_of(q + 1, (size_t)(t.p + t.n - q) - 1) : SLICE_NULL;
-    struct slice path = slice_of(t.p, q ? (size_t)(q - t.p) : t.n);
-    if (size < 2)
-        return -EINVAL;
-    if (path.n && path.p[0] != '/')
-        return -EINVAL;
+    bool up = slice_eq_str(seg, "..");
+    if (seg.n && !up && !slice_eq_str(seg, "."))
+        return false;
+    if (up)
+        while (*o && out[--*o] != '/')
+            ;
+    /* "a/", "a/." and "a/b/.." name the folder. */
+    if (last && *o + 1 < size && (!*o || out[*o - 1] != '/'))
+        out[(*o)++] = '/';
+    out[*o] = 0;
+    return true;
+}
+
+static int decode_path(struct slice path, char *out, size_t size)
+{
     size_t o = 0, at = 0;
     out[0] = 0;
     while (at < path.n) {
-        at++; /* the slash */
-        size_t end = at, n = 0;
+        size_t end = ++at, n = 0; /* behind the slash */
         while (end < path.n && path.p[end] != '/')
             end++;
         struct slice seg = slice_of(path.p + at, end - at);
-        bool last = end == path.n;
         at = end;
-        if (slice_eq_str(seg, "..")) {
-            while (o && out[--o] != '/')
-                ;
-            out[o] = 0;
-        }
-        if (slice_eq_str(seg, ".") || slice_eq_str(seg, "..") || !seg.n) {
-            if (last && o + 1 < size && (!o || out[o - 1] != '/'))
-                out[o++] = '/'; /* "a/", "a/." and "a/b/.." name the folder */
-            out[o] = 0;
+        if (dot_segment(seg, end == path.n, out, size, &o))
             continue;
-        }
         if (o + 2 >= size)
             return -EINVAL;
         out[o++] = '/';
@@ -347,6 +344,17 @@ int gw_target_split(struct slice target, char *out, size_t size, struct slice *r
     if (!o)
         memcpy(out, "/", 2);
     return 0;
+}
+
+int gw_target_split(struct slice target, char *out, size_t size, struct slice *ret_query)
+{
+    struct slice t = strip_authority(target);
+    const uint8_t *q = t.n ? memchr(t.p, '?', t.n) : NULL;
+    *ret_query = q ? slice_of(q + 1, (size_t)(t.p + t.n - q) - 1) : SLICE_NULL;
+    struct slice path = slice_of(t.p, q ? (size_t)(q - t.p) : t.n);
+    if (size < 2 || (path.n && path.p[0] != '/'))
+        return -EINVAL;
+    return decode_path(path, out, size);
 }
 
 void gw_query_decode(struct slice arg, char *out, size_t size)

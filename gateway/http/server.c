@@ -194,6 +194,7 @@ int gw_server_new(struct loop *l, const struct gw_config *c, struct km_manager *
     list_init(&s->conns);
     list_init(&s->pending);
     list_init(&s->sockets);
+    ws_parked_init(&s->parked);
     config_copy(&s->config, c);
     s->started_us = s->activity_us = loop_wall_us(l);
     s->scratch = xmalloc(GW_SCRATCH);
@@ -258,6 +259,7 @@ void gw_server_free(struct gw_server *s)
     gw_listen_close(s);
     LIST_FOR_EACH_SAFE (&s->conns, n)
         gw_conn_kill(list_entry(n, struct gw_conn, link));
+    ws_parked_fini(&s->parked);
     loop_cancel_deferred(s->loop, s);
     loop_timer_free(s->tick);
     SSL_CTX_free(s->tls);

@@ -8,6 +8,7 @@
 #include "gateway/gateway.h"
 #include "gateway/http/auth.h"
 #include "gateway/http/request.h"
+#include "gateway/jupyter/ws_unacked.h"
 #include <openssl/ssl.h>
 
 #define GW_CONNECTIONS_MAX 2000u    /* more are told 503 */
@@ -49,7 +50,8 @@ struct gw_server {
     struct list pending; /* struct gw_req held by handlers */
     struct list sockets; /* struct gw_ws: open websockets */
     unsigned n_sockets;
-    uint8_t *scratch; /* GW_SCRATCH bytes: output on its way to a socket, within one call */
+    struct ws_parked parked; /* messages for websockets that come back */
+    uint8_t *scratch;        /* GW_SCRATCH bytes: output on its way to a socket, within one call */
 
     bool closing;
     uint64_t close_deadline_ms;

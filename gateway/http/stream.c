@@ -152,6 +152,7 @@ ssize_t gw_stream_write(struct gw_stream *s, const void *p, size_t n)
         return r ? r : -EPIPE;
     }
     ssize_t r = send(s->fd, p, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    s->written += r > 0 ? (size_t)r : 0;
     return r >= 0 ? r : errno == EINTR ? -EAGAIN : -errno;
 }
 
@@ -180,10 +181,18 @@ bool gw_stream_peer_left(const struct gw_stream *s)
            ti.tcpi_state == TCP_STATE_CLOSE_WAIT || ti.tcpi_state == TCP_STATE_LAST_ACK;
 }
 
+uint64_t gw_stream_sent(const struct gw_stream *s)
+{
+    return s->ssl ? BIO_number_written(SSL_get_wbio(s->ssl)) : s->written;
+}
+
 uint64_t gw_stream_acked(const struct gw_stream *s)
 {
-    struct tcp_info ti;
-    return info(s, &ti) ? ti.tcpi_bytes_acked : 0;
+    int queued = 0;
+    uint64_t sent = gw_stream_sent(s);
+    if (s->fd < 0 || ioctl(s->fd, SIOCOUTQ, &queued) != 0 || queued < 0)
+        return 0;
+    return sent > (uint64_t)queued ? sent - (uint64_t)queued : 0;
 }
 
 size_t gw_stream_unsent(const struct gw_stream *s)

@@ -11,7 +11,8 @@ struct gw_stream {
     int fd;
     struct loop *loop;
     struct loop_fd *watch;
-    SSL *ssl; /* NULL: plain */
+    SSL *ssl;         /* NULL: plain */
+    uint64_t written; /* plain: bytes that the socket took */
     bool handshaking;
     bool want_read, want_write; /* the owner's interest */
     bool tls_wants_write;       /* TLS must send before it can go on reading (or the handshake) */
@@ -32,7 +33,9 @@ ssize_t gw_stream_write(struct gw_stream *s, const void *p, size_t n);
 void gw_stream_shutdown(struct gw_stream *s);
 /* Has the peer closed (or reset) its side? Asked of the kernel, works while input is not read. */
 bool gw_stream_peer_left(const struct gw_stream *s);
-/* Bytes of ours that the peer's TCP has acknowledged so far; bytes not yet sent by ours. */
+/* Bytes written to the socket (with TLS' overhead) since it was accepted; how many of them the
+ * peer's TCP has acknowledged; how many have not even been sent. Also after the peer has left. */
+uint64_t gw_stream_sent(const struct gw_stream *s);
 uint64_t gw_stream_acked(const struct gw_stream *s);
 size_t gw_stream_unsent(const struct gw_stream *s);
 /* Wake up for writing only when less than this is unsent: keeps pings and closes near the wire. */

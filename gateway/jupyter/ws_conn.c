@@ -4,8 +4,10 @@
 #include "common/utf8.h"
 #include "gateway/jupyter/ws_frame.h"
 #include "gateway/jupyter/ws_source.h"
+#include "gateway/jupyter/ws_unacked.h"
 #include "proto/jp_ws.h"
 #include <errno.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -20,7 +22,7 @@ struct gw_ws {
     struct km_client client;
     struct gw_conn *conn;
     struct list_node link; /* gw_server::sockets */
-    char *kernel_id;
+    char *kernel_id, *session;
     enum jp_ws_proto proto;
     bool attached;
 
@@ -29,9 +31,13 @@ struct gw_ws {
     bool throttled;
     bool deaf; /* framing is lost: input is dropped */
 
-    struct ws_source tx; /* the message under way */
-    bool more;           /* something waits for the socket to become writable */
-    bool queued;         /* on_turn is deferred */
+    struct ws_source tx;       /* the message under way ... */
+    struct jp_msg *sending;    /* ... itself */
+    bool sent_whole;           /* its last fragment is in the frame just made */
+    struct ws_unacked unacked; /* written, not acknowledged by the peer's TCP */
+    struct ws_unacked again;   /* of the connection before: go first */
+    bool more;                 /* something waits for the socket to become writable */
+    bool queued;               /* on_turn is deferred */
     bool ping_due, pong_due;
     uint8_t pong[125];
     size_t pong_n;
@@ -75,9 +81,34 @@ static void on_wake(struct km_client *k)
     next_turn(container_of(k, struct gw_ws, client));
 }
 
+/* Keep what may not have arrived for the next connection of this session. A client that closed in
+ * order has had what it wanted. */
+static void park(struct gw_ws *w)
+{
+    const struct gw_stream *st = &w->conn->stream;
+    uint64_t now = now_ms(w), arrived = gw_stream_acked(st);
+    struct jp_msg *m;
+    if (!*w->session || w->peer_closed)
+        return;
+    ws_unacked_ack(&w->unacked, arrived);
+    /* A peer that has just reset or ended the connection was in reach: what was on the wire is
+     * taken for delivered, or it would come twice for the sake of a late acknowledgement. */
+    if (w->conn->eof && !ws_unacked_overdue(&w->unacked, now))
+        ws_unacked_ack(&w->unacked, gw_stream_sent(st) - gw_stream_unsent(st));
+    if (w->sending)
+        ws_unacked_add(&w->unacked, w->sending, UINT64_MAX, now);
+    while ((m = ws_unacked_take(&w->again))) {
+        ws_unacked_add(&w->unacked, m, UINT64_MAX, now);
+        jp_msg_unref(m);
+    }
+    ws_parked_put(&server_of(w)->parked, w->kernel_id, w->session, &w->unacked, now);
+}
+
 static void on_closed(struct km_client *k, enum km_close_why why, const char *text)
 {
     struct gw_ws *w = container_of(k, struct gw_ws, client);
+    if (why == KM_CLOSE_REPLACED)
+        park(w);
     w->attached = false;
     gw_ws_close(w,
                 why == KM_CLOSE_REPLACED   ? GW_WS_REPLACED
@@ -130,14 +161,20 @@ void gw_ws_free(struct gw_ws *w)
 {
     struct gw_server *s = server_of(w);
     loop_cancel_deferred(s->loop, w);
+    if (w->attached && !w->close_code)
+        park(w);
     if (w->attached)
         km_client_detach(&w->client);
     list_remove(&w->link);
     metric_set(s->count.ws_open, --s->n_sockets);
     jp_msg_unref(w->held);
+    jp_msg_unref(w->sending);
+    ws_unacked_fini(&w->unacked);
+    ws_unacked_fini(&w->again);
     ws_source_fini(&w->tx);
     gw_ws_rx_fini(&w->rx);
     free(w->kernel_id);
+    free(w->session);
     free(w);
 }
 
@@ -201,6 +238,7 @@ void gw_ws_handshake(struct gw_conn *c, struct gw_req *r)
     struct gw_ws *w = xnew(struct gw_ws);
     w->conn = c;
     w->kernel_id = xstrdup(id);
+    w->session = xstrdup(session ? session : "");
     w->proto = choose_protocol(s, r);
     gw_ws_rx_init(&w->rx, s->config.max_ws_message);
     ws_source_init(&w->tx);
@@ -216,10 +254,12 @@ void gw_ws_handshake(struct gw_conn *c, struct gw_req *r)
               w->proto == JP_WS_V1 ? "v1" : "legacy", c->peer);
     if (write_101(c, r, w->proto))
         c->eof = true; /* out of memory */
-    else if (km_client_attach(&w->client, k, session ? session : "", &client_ops))
+    else if (km_client_attach(&w->client, k, w->session, &client_ops))
         gw_ws_close(w, 1000, "the kernel is gone");
     else
         w->attached = true;
+    if (w->attached && *w->session)
+        ws_parked_get(&s->parked, id, w->session, &w->again, loop_now_ms(s->loop));
     c->req = NULL;
     gw_req_free(r);
     gw_server_arm(s);
@@ -261,12 +301,26 @@ static bool is_utf8(struct slice s)
     return true;
 }
 
-/* Parts are opaque, but they come back to everybody in text frames (a parent header is a copy of a
- * client's): browsers end a connection over one bad byte. Buffers may hold anything. */
-static bool texts_ok(const struct jp_msg *m)
+/* Headers come back to everybody as parent headers: what a browser cannot parse there would hurt
+ * the others. */
+static bool is_json(struct slice s)
+{
+    json_t *v = s.n ? json_loadb((const char *)s.p, s.n, 0, NULL) : NULL;
+    bool ok = !s.n || v;
+    json_decref(v);
+    return ok;
+}
+
+/* Content and metadata are opaque, but must be text: they may come back in text frames, and
+ * browsers end a connection over one bad byte. Buffers may hold anything. */
+static int check_parts(const struct jp_msg *m, struct err *e)
 {
     const struct jp_parts *p = &m->parts;
-    return is_utf8(p->header) && is_utf8(p->parent) && is_utf8(p->metadata) && is_utf8(p->content);
+    if (!is_json(p->header) || !is_json(p->parent))
+        return err_set(e, -EINVAL, "a header is no valid JSON");
+    if (!is_utf8(p->metadata) || !is_utf8(p->content))
+        return err_set(e, -EINVAL, "the message is not UTF-8");
+    return 0;
 }
 
 static void on_message(struct gw_ws *w, struct slice frame)
@@ -277,15 +331,12 @@ static void on_message(struct gw_ws *w, struct slice frame)
         return; /* empty frames are a habit of some proxies */
     metric_add(server_of(w)->count.ws_in, 1);
     int r = jp_ws_decode(w->proto, frame, &m, &e);
-    if (!r && !texts_ok(m)) {
-        jp_msg_unref(m);
-        r = err_set(&e, -EINVAL, "the message is not UTF-8");
-    }
-    if (r) {
+    if (!r)
+        r = check_parts(m, &e);
+    if (r)
         refuse(w, r, &e);
-        return;
-    }
-    (void)submit(w, m);
+    else
+        (void)submit(w, m);
     jp_msg_unref(m);
 }
 
@@ -392,6 +443,7 @@ static size_t data_frame(struct gw_ws *w, uint8_t *p)
     if (last) {
         metric_add(s->count.ws_out, 1);
         ws_source_clear(&w->tx);
+        w->sent_whole = true;
     }
     return h + n;
 }
@@ -399,12 +451,14 @@ static size_t data_frame(struct gw_ws *w, uint8_t *p)
 /* The next message of the log, if there is one. */
 static void next_message(struct gw_ws *w)
 {
-    struct jp_msg *m = w->attached ? km_client_next(&w->client) : NULL;
+    struct jp_msg *m = ws_unacked_take(&w->again);
+    if (!m && w->attached)
+        m = km_client_next(&w->client);
     if (!m)
         return; /* wake() will come */
     struct jp_ws_opts o = { .no_binary = server_of(w)->config.proxy_no_binary };
     int r = ws_source_set(&w->tx, w->proto, &o, m);
-    jp_msg_unref(m);
+    w->sending = m;
     if (r) /* the client must not believe that it has everything */
         gw_ws_close(w, 1011, "a message of the kernel could not be sent");
 }
@@ -429,6 +483,25 @@ static size_t next_frame(struct gw_ws *w, uint8_t *p)
     return w->close_code ? close_frame(w, p) : 0;
 }
 
+#define TLS_MARGIN 1024u /* what TLS may add to bytes that are not written yet */
+
+/* The message whose last byte is now written, or waits in conn->tx. */
+static void note_sent(struct gw_ws *w)
+{
+    const struct gw_conn *c = w->conn;
+    if (!w->sent_whole)
+        return;
+    w->sent_whole = false;
+    uint64_t end = gw_stream_sent(&c->stream) + c->tx.len;
+    if (c->tx.len && c->stream.ssl)
+        end += TLS_MARGIN;
+    if (w->unacked.n && w->unacked.n % 32 == 0)
+        ws_unacked_ack(&w->unacked, gw_stream_acked(&c->stream));
+    if (*w->session)
+        ws_unacked_add(&w->unacked, w->sending, end, now_ms(w));
+    jp_msg_unref(TAKE_PTR(w->sending));
+}
+
 /* Send until the socket is full, one turn's share is used up, or there is nothing. -1: broken. */
 static int pump(struct gw_ws *w)
 {
@@ -444,8 +517,11 @@ static int pump(struct gw_ws *w)
         if (k < 0 && k != -EAGAIN)
             return -1;
         k = k < 0 ? 0 : k;
+        if ((size_t)k < n && buf_append(&c->tx, p + k, n - (size_t)k))
+            return -1;
+        note_sent(w);
         if ((size_t)k < n)
-            return buf_append(&c->tx, p + k, n - (size_t)k) ? -1 : 0;
+            return 0;
         sent += n;
         if (sent >= GW_CHUNK ||
             (sent >= GW_CHUNK / 4 && gw_stream_unsent(&c->stream) > UNSENT_MAX)) {
@@ -477,6 +553,7 @@ bool gw_ws_writes(const struct gw_ws *w)
 static void note_progress(struct gw_ws *w, uint64_t now)
 {
     uint64_t acked = gw_stream_acked(&w->conn->stream);
+    ws_unacked_ack(&w->unacked, acked);
     bool backlog = w->conn->tx.len || ws_source_busy(&w->tx) || km_client_lag(&w->client) ||
                    gw_stream_unsent(&w->conn->stream);
     if (w->throttled || (backlog && acked != w->acked))

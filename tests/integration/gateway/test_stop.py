@@ -30,6 +30,7 @@ def test_a_stop_answers_what_is_in_flight_and_closes_websockets_with_1012(start)
     assert r.status_code == 200 and r.json()["status"] == "ok", r.text
     assert ws.close_code() == 1012
     assert wire.closed(idle) and wire.closed(half)
+    g.server.proc.wait(30)  # a second signal would end it at once
     stop(g)
 
 
@@ -45,6 +46,7 @@ def test_a_stop_does_not_wait_for_ever(start):
     time.sleep(0.5)
     begin = time.monotonic()
     g.server.proc.send_signal(signal.SIGTERM)
+    g.server.proc.wait(30)
     stop(g)
     assert time.monotonic() - begin < 25
     s.close()
@@ -64,6 +66,7 @@ def test_new_connections_are_refused_while_stopping(start):
         with pytest.raises(OSError):
             wire.connect(g, 2)
         assert job.result(20).status_code == 200
+    g.server.proc.wait(30)
     stop(g)
 
 

@@ -265,6 +265,28 @@ def test_what_was_missed_is_replayed_to_the_same_session(gw, v1, other):
         z.close()
 
 
+def test_what_a_dead_network_swallowed_is_sent_again(gw):
+    """Written to the socket is not arrived: the first connection stops reading, the session comes back on another."""
+    k = gw.kernel()
+    dead = wire.Kernel(gw, k, ALICE, session="N", rcvbuf=8192, timeout=60)
+    with wire.Kernel(gw, k, ALICE, session="watch", timeout=60) as watch:
+        parent = watch.submit(wire.execute("flood 2000000", "watch"))
+        watch.until_idle(parent)
+    with wire.Kernel(gw, k, ALICE, session="N", timeout=60) as ws:
+        later = ws.until_idle(parent, reply=False)
+    arrived = []
+    try:
+        while True:
+            arrived.append(dead.message())
+    except (EOFError, OSError):
+        pass
+    seen = {m["header"]["msg_id"]: m for m in arrived + later if m["parent_header"].get("msg_id") == parent}
+    ids = [m["header"]["msg_id"] for m in later]
+    assert len(set(ids)) == len(ids)
+    assert len(wire.text_of(seen.values())) == 2000000
+    dead.s.close()
+
+
 def test_the_same_session_twice_replaces_the_first(gw):
     k = gw.kernel()
     first = wire.Kernel(gw, k, ALICE, session="same")
@@ -322,7 +344,7 @@ def test_no_line_of_a_flood_is_lost(gw, v1):
 
 def test_a_paused_reader_gets_everything_and_others_do_not_wait(gw):
     k = gw.kernel()
-    slow = wire.Kernel(gw, k, ALICE, session="slow", timeout=60, rcvbuf=4096)
+    slow = wire.Kernel(gw, k, ALICE, session="slow", timeout=60, rcvbuf=65536)
     fast = wire.Kernel(gw, k, ALICE, session="fast", timeout=60)
     parent = fast.submit(wire.execute("lines 20000", "fast"))
     want = "".join(f"line {i}\n" for i in range(20000))
