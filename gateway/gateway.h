@@ -1,5 +1,5 @@
 #pragma once
-/* The HTTP and websocket front: libwebsockets on the loop, REST routes, auth, kernel websockets.
+/* The HTTP and websocket front: listener, TLS, REST routes, auth, kernel websockets.
  * Reaches kernels only through kernelmgr/. Wired by cli/cmd_serve.c. */
 #include "common/log.h"
 #include "common/loop.h"
@@ -36,8 +36,7 @@ struct gw_config {
 void gw_config_defaults(struct gw_config *c);
 
 struct gw_server;
-/* -EADDRINUSE (e names address and port), -EINVAL (option), -ENOENT (libwebsockets-evlib-uv or TLS
- * file). */
+/* -EADDRINUSE (e names address and port), -EINVAL (option), -ENOENT (TLS file). */
 int gw_server_new(struct loop *l, const struct gw_config *c, struct km_manager *km,
                   struct metrics *m, const struct log_ctx *log, struct gw_server **ret,
                   struct err *e);

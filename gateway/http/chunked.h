@@ -1,7 +1,6 @@
 #pragma once
-/* Decoder of the chunked transfer coding (RFC 9112 section 7.1) for request bodies: libwebsockets
- * 4.1 hands them over raw. Pure; hostile input; chunk extensions and trailers are skipped, both
- * bounded. */
+/* Decoder of the chunked transfer coding (RFC 9112 section 7.1) for request bodies. Pure; hostile
+ * input; chunk extensions and trailers are skipped, both bounded. */
 #include "common/buf.h"
 
 enum gw_chunked_state {

@@ -1,7 +1,6 @@
 #pragma once
-/* The listening socket. It is ours and not libwebsockets', so that a taken address has a clear
- * error, running out of descriptors does not spin, and connections can be counted before they cost
- * anything. */
+/* The listening socket: a taken address has a clear error, running out of descriptors does not
+ * spin, and connections over the limit are turned away before they cost anything. */
 #include "gateway/http/server.h"
 
 /* Bind config.ip:port (and the following port_retries ports). Sets listen_fd and port. -EADDRINUSE,

@@ -1,6 +1,6 @@
 #pragma once
-/* Paths and queries. libwebsockets has already decoded %xx once, collapsed "//" and resolved ".."
- * when a path or query argument gets here; never decode again (case-138, case-161). */
+/* Paths and queries. head.c has decoded %xx once and resolved dot segments when a path or query
+ * argument gets here; never decode again (case-138, case-161). */
 #include "common/buf.h"
 #include "common/err.h"
 

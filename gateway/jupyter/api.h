@@ -45,6 +45,8 @@ void gw_web_file(struct gw_req *r);
 /* Serve name from the configured web_dir; false: there is none (no reply given). */
 bool gw_web_try(struct gw_req *r, const char *name);
 
+/* Milliseconds of each stage of a sandbox's start, new reference. */
+json_t *gw_timings(const struct vm_timings *t);
 /* Kernel model, new reference. */
 json_t *gw_kernel_model(const struct km_kernel *k);
 /* The kernel named by the path, or NULL after a 404 reply. */

@@ -12,8 +12,7 @@ static void set_text(json_t *o, const char *key, const char *value)
     json_object_set_new(o, key, value ? json_string(value) : json_null());
 }
 
-/* Milliseconds that each stage of the sandbox's start took, from the user's request on. */
-static json_t *timings_part(const struct vm_timings *t)
+json_t *gw_timings(const struct vm_timings *t)
 {
     return json_pack("{s:s?, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "origin", t->origin,
                      "queue_ms", t->queue_ms, "spawn_ms", t->spawn_ms, "load_ms", t->load_ms,
@@ -30,7 +29,7 @@ static json_t *cellvisor_part(const struct km_kernel_info *i)
     set_text(o, "template", i->vm ? i->vm->template_name : NULL);
     set_text(o, "sandbox", i->vm ? i->vm->id : NULL);
     set_text(o, "reason", i->reason);
-    json_object_set_new(o, "timings", i->vm ? timings_part(&i->vm->timings) : json_null());
+    json_object_set_new(o, "timings", i->vm ? gw_timings(&i->vm->timings) : json_null());
     json_object_set_new(o, "restarts", json_integer(i->restarts));
     return o;
 }

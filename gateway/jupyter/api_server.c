@@ -142,13 +142,6 @@ void gw_api_shutdown(struct gw_req *r)
         loop_defer(s->loop, fn, ctx);
 }
 
-static json_t *timings_json(const struct vm_timings *t)
-{
-    return json_pack("{s:s?,s:f,s:f,s:f,s:f,s:f,s:f}", "origin", t->origin, "queue_ms", t->queue_ms,
-                     "spawn_ms", t->spawn_ms, "load_ms", t->load_ms, "resume_ms", t->resume_ms,
-                     "assign_ms", t->assign_ms, "total_ms", t->total_ms);
-}
-
 struct sandboxes {
     uint64_t now_us;
     json_t *out;
@@ -164,7 +157,7 @@ static bool add_sandbox(void *ctx, struct km_kernel *k)
     double age = s->now_us > i.started_us ? (double)(s->now_us - i.started_us) / 1e6 : 0;
     json_t *o = json_pack("{s:s,s:s?,s:s,s:f,s:o,s:[s]}", "id", i.vm->id, "template",
                           i.vm->template_name, "tier", vm_tier_name(i.vm->tier), "age_s", age,
-                          "timings", timings_json(&i.vm->timings), "kernels", i.id);
+                          "timings", gw_timings(&i.vm->timings), "kernels", i.id);
     if (o)
         json_array_append_new(s->out, o);
     return true;
