@@ -1,7 +1,7 @@
 #pragma once
 /* A connected socket on the loop, plain or TLS (OpenSSL, non-blocking), with level-triggered
- * interest. Owner: the connection, which embeds it. on_ready is never called from inside a call of
- * these. */
+ * interest. SIGPIPE must be ignored by the process (cli/main.c does it): OpenSSL uses write(2).
+ * Owner: the connection, which embeds it. on_ready is never called from inside a call of these. */
 #include "common/err.h"
 #include "common/loop.h"
 #include <openssl/ssl.h>
