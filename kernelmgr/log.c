@@ -1,3 +1,10 @@
+/* The log is a list of entries; cursors point into it. Appending and pulling cost O(cursors), never
+ * O(entries), except when limits force a sweep, which frees at least an eighth of the limit each
+ * time.
+ *
+ * Invariants: seq rises along the list; cursor->at is NULL or an entry of the list; cursor->lag is
+ * the cost of the entries from `at` on that are meant for the cursor; the first entry is held by
+ * somebody (else it is dropped). */
 #include "kernelmgr/log.h"
 #include "common/mem.h"
 #include "proto/jp_json.h"

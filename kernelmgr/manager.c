@@ -1,3 +1,7 @@
+/* The manager: owner of all kernels, limits, lookups, starts and the end. A kernel counts against
+ * the limits from the moment its start is accepted, and is visible in lookups from then on, so that
+ * two starts cannot slip through one gap and nobody's capacity is used invisibly. What cannot be
+ * started leaves no trace. */
 #include "common/id.h"
 #include "kernelmgr/km_priv.h"
 #include <errno.h>

@@ -1,3 +1,7 @@
+/* Outputs of one execution. Streams are joined as JSON text (nothing is decoded until somebody
+ * wants plain text); rich outputs are kept as references to their messages, so that data and
+ * metadata go out byte for byte. Content comes from user code: every key may be missing or of
+ * another type, which then reads as empty. */
 #include "kernelmgr/result.h"
 #include "common/mem.h"
 #include "kernelmgr/text.h"
@@ -265,45 +269,53 @@ static int text_of_stream(const struct km_output *o, struct buf *out)
     return r;
 }
 
+/* The next value of a list of values (the inside of a JSON array); false at its end. */
+static bool next_item(struct slice *list, struct slice *ret)
+{
+    while (list->n && (list->p[0] == ',' || list->p[0] == ' ' || list->p[0] == '\n'))
+        *list = slice_of(list->p + 1, list->n - 1);
+    return jp_json_value(*list, ret, list) == 0;
+}
+
+static struct slice array_of(struct slice v)
+{
+    return v.n >= 2 && v.p[0] == '[' ? slice_of(v.p + 1, v.n - 2) : SLICE_NULL;
+}
+
+static int text_line(struct slice json, struct buf *out)
+{
+    int r = text_of_string(json, out);
+    return r < 0 ? r : km_text_newline(out);
+}
+
 /* Lines of a traceback; without one, "ename: evalue". */
 static int text_of_error(const struct jp_msg *m, struct buf *out)
 {
-    struct slice tb = value_of(m, "traceback"), v;
-    int r = 0, lines = 0;
-    tb = tb.n >= 2 && tb.p[0] == '[' ? slice_of(tb.p + 1, tb.n - 2) : SLICE_NULL;
-    while (r == 0 && jp_json_value(tb, &v, &tb) == 0) {
-        r = text_of_string(v, out);
-        if (r == 0)
-            r = km_text_newline(out);
-        lines++;
-        while (tb.n && (tb.p[0] == ',' || tb.p[0] == ' ' || tb.p[0] == '\n'))
-            tb = slice_of(tb.p + 1, tb.n - 1);
-    }
-    if (r == 0 && !lines) {
+    struct slice lines = array_of(value_of(m, "traceback")), line;
+    int r = 0;
+    if (!lines.n) {
         r = text_of_string(value_of(m, "ename"), out);
         if (r == 0)
             r = buf_append_str(out, ": ");
-        if (r == 0)
-            r = text_of_string(value_of(m, "evalue"), out);
-        if (r == 0)
-            r = km_text_newline(out);
+        return r < 0 ? r : text_line(value_of(m, "evalue"), out);
     }
+    while (r == 0 && next_item(&lines, &line))
+        r = text_line(line, out);
     return r;
 }
 
 /* Help texts exist only in the reply's payload (case-07). */
 static int text_of_payload(const struct km_result *res, struct buf *out)
 {
-    struct slice list = km_result_reply_value(res, "payload"), v, data, text;
+    struct slice list = array_of(km_result_reply_value(res, "payload")), item, v;
     int r = 0;
-    list = list.n >= 2 && list.p[0] == '[' ? slice_of(list.p + 1, list.n - 2) : SLICE_NULL;
-    while (r == 0 && jp_json_value(list, &v, &list) == 0) {
-        if (jp_json_is_object(v) && jp_json_find(v, "data", &data) == 0)
-            r = text_of_data(data, out);
-        else if (jp_json_is_object(v) && jp_json_find(v, "text", &text) == 0)
-            r = text_of_string(text, out) < 0 ? -1 : km_text_newline(out);
-        while (list.n && (list.p[0] == ',' || list.p[0] == ' ' || list.p[0] == '\n'))
-            list = slice_of(list.p + 1, list.n - 1);
+    while (r == 0 && next_item(&list, &item)) {
+        if (!jp_json_is_object(item))
+            continue;
+        if (jp_json_find(item, "data", &v) == 0)
+            r = text_of_data(v, out);
+        else if (jp_json_find(item, "text", &v) == 0)
+            r = text_line(v, out);
     }
     return r;
 }

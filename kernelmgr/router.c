@@ -1,3 +1,5 @@
+/* One allocation per request: the struct and the bytes that answers need (ids, type, the raw header
+ * as their parent). The content is not kept: it may be large, and no answer of ours needs it. */
 #include "kernelmgr/router.h"
 #include "common/mem.h"
 #include <string.h>

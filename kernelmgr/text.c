@@ -1,3 +1,6 @@
+/* One pass over the text, writing what is to be seen; carriage return and backspace take back what
+ * was written since the last newline. Sequences that end nowhere swallow the rest: that is what a
+ * terminal would do. */
 #include "kernelmgr/text.h"
 
 #define ESC 0x1b
