@@ -33,6 +33,7 @@ static const struct id_file {
     [ID_BOOT] = { "boot_id", BOOT_ID_PATH },
 };
 static int id_fds[ID_FILES] = { -1, -1, -1, -1 };
+static size_t id_sizes[ID_FILES]; /* what we wrote last */
 static int urandom_fd = -1;
 
 void guest_identity_prepare(const char *run_dir)
@@ -119,8 +120,10 @@ static int write_id(int i, const char *text, struct err *e)
 
     if (id_fds[i] < 0)
         return write_by_path(id_files[i].path, text, e);
-    if (pwrite(id_fds[i], text, n, 0) != (ssize_t)n || ftruncate(id_fds[i], (off_t)n) < 0)
+    if (pwrite(id_fds[i], text, n, 0) != (ssize_t)n ||
+        (n < id_sizes[i] && ftruncate(id_fds[i], (off_t)n) < 0))
         return err_errno(e, errno ? errno : EIO, "%s", id_files[i].path);
+    id_sizes[i] = n;
     return 0;
 }
 

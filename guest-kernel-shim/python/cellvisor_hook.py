@@ -249,9 +249,32 @@ class Hook:
                 data = os.read(self.fd, 65536)
                 if not data:
                     return  # the shim is gone
+                if not pending and self.resume(data):
+                    continue
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     self.send(self.answer(line))
+
+    def resume(self, data):
+        """The one command that every start waits for, {"reseed":S,"rekey":{"session":S,"key":S}} on
+        a line of its own, without json and without traitlets: under emulation what Python code
+        runs for the first time in a clone is translated then, and this is a third of it."""
+        part = data.split(b'"')
+        if len(part) != 15 or part[1] != b"reseed" or part[7] != b"session" or part[14] != b"}}\n":
+            return False
+        try:
+            reseed(bytes.fromhex(part[3].decode()))
+            session, key = part[9].decode(), part[13]
+            values, own = self.kernel.session._trait_values, self.kernel._trait_values
+            if not ("session" in values and "bsession" in values and "auth" in values and "ident" in own):
+                return False  # another version: the long way
+            values["auth"] = type(values["auth"])(key, digestmod=values["digest_mod"])
+            values["key"], values["bsession"], values["session"] = key, part[9], session
+            own["ident"] = session
+        except Exception:
+            return False
+        os.write(self.fd, b'{"ok": true}\n')
+        return True
 
     def send(self, obj):
         data = json.dumps(obj).encode("ascii") + b"\n"
