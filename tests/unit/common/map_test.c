@@ -90,7 +90,7 @@ static void test_the_current_entry_may_be_deleted_while_iterating(void **state)
 {
     (void)state;
     struct map *m = map_new();
-    char key[8];
+    char key[16];
     for (int i = 0; i < 100; i++) {
         snprintf(key, sizeof(key), "k%d", i);
         map_put(m, key, &values[i]);
