@@ -332,6 +332,8 @@ static void set_limits(void)
     write_text("/proc/self/oom_score_adj", "-1000");
     /* A list of all tasks on the console for every kill takes seconds under emulation. */
     write_text("/proc/sys/vm/oom_dump_tasks", "0");
+    /* A group for each session would make the standby's low priority count for nothing. */
+    write_text("/proc/sys/kernel/sched_autogroup_enabled", "0");
     reboot(RB_DISABLE_CAD);
 }
 

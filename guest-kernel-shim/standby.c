@@ -127,7 +127,16 @@ bool shim_standby_begin(struct shim *s)
 
 static void on_again(void *ctx)
 {
-    shim_standby_begin(ctx);
+    struct shim *s = ctx;
+
+    /* Whoever waits for a kernel needs the processor more. */
+    for (uint32_t i = 1; i < GL_STREAMS_MAX; i++) {
+        if (s->kernels[i] && s->kernels[i]->sm.state == SHIM_KERNEL_STARTING) {
+            shim_timer_start(&s->host.loop, &s->standby.timer, s->standby.again_ms, on_again, s);
+            return;
+        }
+    }
+    shim_standby_begin(s);
 }
 
 /* ---- promotion ---- */
