@@ -24,6 +24,7 @@
 #define BOOT_MS 180000u
 #define PREPARE_MS 900000u
 #define VERIFY_MS 120000u
+#define SETTLE_MS 3000u
 /* The guest kernel's command line. Each instruction costs under emulation, the first time most, so
  * what the one user of a machine has no use for is off: mitigations between guest processes,
  * security modules, audit, pressure accounting, zeroing of what the kernel allocates, the lock-up
@@ -333,11 +334,12 @@ static int save(struct snap *s, json_t **ret_memory, struct err *e)
 {
     CLEANUP(freep) char *path = fs_join(s->dir, "vmstate");
     tb_begin(s->b, TB_SNAPSHOT, "saving the snapshot");
-    /* The shim sees its port close and waits for the next host: that moment is what we save. */
+    /* The shim sees its port close and waits for the next host: that moment is what we save. Timers
+     * of the last cell, of RCU and of work queues run out first, else every clone runs them. */
     vm_channel_free(s->channel);
     s->channel = NULL;
     loop_step(s->b->loop, 0);
-    uint64_t settle = loop_now_ms(s->b->loop) + 500;
+    uint64_t settle = loop_now_ms(s->b->loop) + SETTLE_MS;
     while (loop_now_ms(s->b->loop) < settle && !s->failed.code)
         loop_step(s->b->loop, 50);
     CLEANUP(closep) int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
