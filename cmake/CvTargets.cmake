@@ -26,14 +26,18 @@ function(cv_executable name)
     endif()
 endfunction()
 
+# cmocka's assert_non_null ends a test by longjmp, which the compiler cannot see. Linked last: the
+# last option counts.
+add_library(cv_test_warnings INTERFACE)
+target_compile_options(cv_test_warnings INTERFACE -Wno-null-dereference)
+
 # cv_unit_test(FOLDER FILE DEPENDS lib ...): tests/unit/FOLDER/FILE_test.c -> ctest unit.FOLDER.FILE
 function(cv_unit_test folder file)
     cmake_parse_arguments(A "" "LABEL;TIMEOUT" "DEPENDS;SOURCES" ${ARGN})
     set(target test_${folder}_${file})
     add_executable(${target} ${PROJECT_SOURCE_DIR}/tests/unit/${folder}/${file}_test.c ${A_SOURCES})
-    target_link_libraries(${target} PRIVATE cv_options PkgConfig::CMOCKA ${A_DEPENDS})
-    # cmocka's assert_non_null ends a test by longjmp, which the compiler cannot see.
-    target_compile_options(${target} PRIVATE -Wno-null-dereference)
+    target_link_libraries(${target} PRIVATE cv_options PkgConfig::CMOCKA ${A_DEPENDS}
+        cv_test_warnings)
     target_compile_definitions(${target} PRIVATE TEST_SOURCE_DIR="${PROJECT_SOURCE_DIR}/tests")
     add_test(NAME unit.${folder}.${file} COMMAND ${target})
     if(NOT A_LABEL)
