@@ -74,6 +74,15 @@ def false_spec(specs):
     (path / "kernel.json").write_text(json.dumps({"argv": ["false"], "display_name": "f", "language": "x"}))
 
 
+def children(pid):
+    """Names of a process's descendants."""
+    for p in psutil.Process(pid).children(recursive=True):
+        try:
+            yield p.name()
+        except psutil.NoSuchProcess:
+            pass
+
+
 def test_case_115_a_kernel_that_ends_while_it_starts(false_spec, fresh):
     g = fresh()
     for name, word in (("false", "exit code 1"), ("broken", "exit code 3")):
@@ -83,8 +92,7 @@ def test_case_115_a_kernel_that_ends_while_it_starts(false_spec, fresh):
     assert g.get("/api/kernels").json() == []
     text = g.log()  # every sandbox of a failed start is told to end; the pool's own are not
     assert text.count("start failed") == 2
-    parents = (psutil.Process(g.pid).children(recursive=True))
-    assert not [p for p in parents if p.name() in ("false", "cv-echo-kernel")]
+    wait_for(lambda: not {"false", "cv-echo-kernel"} & set(children(g.pid)), 5, "no process is left")
 
 
 def test_case_116_a_start_whose_client_left_is_undone(gw):
