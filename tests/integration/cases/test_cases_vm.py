@@ -34,9 +34,11 @@ def vms(tmp_path_factory):
                             "--token", f"alice:{ALICE}", "--token", f"bob:{BOB}", "--start-timeout", "120")
     gw = Gateway(server, None)
     yield gw
-    gw.drop_kernels()
-    gw.session.close()
-    server.stop(0)
+    try:
+        gw.drop_kernels()
+        gw.session.close()
+    finally:
+        server.stop(0)
 
 
 def start(gw):
