@@ -29,8 +29,9 @@ void write_all(int fd, const void *bytes, size_t n);
 
 /* ---- peer.c: a kernel, over a websocket or directly over ZMQ ---- */
 struct peer;
-/* The websocket of a kernel, v1 framing. */
-struct peer *peer_ws(const struct http *h, const char *kernel_id);
+/* The websocket of a kernel, v1 framing. quickack: the client does not delay its TCP
+ * acknowledgements, for servers that leave Nagle's algorithm on. */
+struct peer *peer_ws(const struct http *h, const char *kernel_id, bool quickack);
 /* The kernel of a connection file. */
 struct peer *peer_zmq(const char *connection_file);
 void peer_free(struct peer *p);

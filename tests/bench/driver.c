@@ -8,8 +8,8 @@
  *   attach URL TOKEN SPEC N CODE     start N kernels, a websocket each, one execution each; print
  *                                    and stay until stdin ends; then delete them
  *
- * TARGET: zmq:CONNECTION_FILE, or ws:URL,TOKEN,KERNEL_ID. CODE is text of a JSON string without its
- * quotes (so a line end is \n). SPEC "" is the server's default. */
+ * TARGET: zmq:CONNECTION_FILE, ws:URL,TOKEN,KERNEL_ID, or wsq: with TCP_QUICKACK. CODE is text of a
+ * JSON string without its quotes (so a line end is \n). SPEC "" is the server's default. */
 #include "common/mem.h"
 #include "tests/bench/bench.h"
 #include <stdarg.h>
@@ -80,7 +80,7 @@ static int cmd_start(char **arg)
     uint64_t start = now_us();
     create(&h, arg[2], id);
     uint64_t created = now_us();
-    struct peer *p = peer_ws(&h, id);
+    struct peer *p = peer_ws(&h, id, false);
     uint64_t open = now_us();
     peer_execute(p, arg[3], &a);
     char path[128];
@@ -100,11 +100,12 @@ static int cmd_start(char **arg)
 static struct peer *target(const char *text)
 {
     struct http h = { .fd = -1 };
-    char id[64];
+    char id[64], kind[4];
     if (strncmp(text, "zmq:", 4) == 0)
         return peer_zmq(text + 4);
-    if (sscanf(text, "ws:http://%63[^:]:%7[0-9]/,%255[^,],%63s", h.host, h.port, h.token, id) == 4)
-        return peer_ws(&h, id);
+    if (sscanf(text, "%3[^:]:http://%63[^:]:%7[0-9]/,%255[^,],%63s", kind, h.host, h.port, h.token,
+               id) == 5)
+        return peer_ws(&h, id, strcmp(kind, "wsq") == 0);
     die("not a target: %s", text);
 }
 
@@ -177,7 +178,7 @@ static int cmd_attach(char **arg)
     for (size_t i = 0; i < n; i++) {
         struct answer a;
         create(&h, arg[2], ids[i]);
-        peers[i] = peer_ws(&h, ids[i]);
+        peers[i] = peer_ws(&h, ids[i], false);
         peer_execute(peers[i], arg[4], &a);
         if (!a.ok)
             die("kernel %zu: the cell failed", i);

@@ -7,6 +7,8 @@
 #include "tests/bench/bench.h"
 #include <endian.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +24,8 @@
 struct peer {
     /* websocket */
     int fd;
-    uint8_t *rx; /* bytes read, not looked at yet: [at, have) */
+    bool quickack; /* acknowledge what is received at once */
+    uint8_t *rx;   /* bytes read, not looked at yet: [at, have) */
     size_t at, have, cap;
     uint8_t *msg; /* message under way, when it came in fragments */
     size_t msg_len, msg_cap;
@@ -58,6 +61,10 @@ static void ws_fill(struct peer *p)
     if (n <= 0)
         die("websocket ended: %s", n ? strerror(errno) : "closed");
     p->have += (size_t)n;
+    if (p->quickack) {
+        int one = 1; /* holds for a while only: again after each read */
+        setsockopt(p->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+    }
 }
 
 /* Big-endian number of n bytes. */
@@ -189,9 +196,10 @@ static void ws_next(struct peer *p, struct seen *ret)
                            .content = part[4] };
 }
 
-struct peer *peer_ws(const struct http *h, const char *kernel_id)
+struct peer *peer_ws(const struct http *h, const char *kernel_id, bool quickack)
 {
     struct peer *p = xcalloc(1, sizeof(*p));
+    p->quickack = quickack;
     char text[2048];
     snprintf(p->session, sizeof(p->session), "bench-%d-%06x", (int)getpid(),
              (unsigned)(now_us() & 0xffffff));
