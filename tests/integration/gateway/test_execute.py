@@ -101,7 +101,8 @@ def test_a_websocket_that_leaves_does_not(gw):
 @pytest.mark.parametrize("code", ["exit 7", "segv"])
 def test_a_dying_kernel_ends_the_request(gw, code):
     k = gw.kernel()
-    r = gw.run(k, f"print last words\n{code}")
+    # A moment for the words to leave the process: what its ZMQ thread has not written dies with it.
+    r = gw.run(k, f"print last words\nsleep 200\n{code}")
     assert r["status"] in ("dead", "error") and r["error"]
     assert any(o.get("text") == "last words\n" for o in r["outputs"])
 
