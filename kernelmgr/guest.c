@@ -4,6 +4,7 @@
 #include "common/json.h"
 #include "common/utf8.h"
 #include "kernelmgr/km_priv.h"
+#include "proto/jp_json.h"
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -116,6 +117,12 @@ static void on_iopub(struct km_kernel *k, struct jp_msg *m)
     km_publish(k, m, 0, NULL);
 }
 
+static bool reply_ok(const struct jp_msg *m)
+{
+    struct slice status;
+    return jp_json_find(m->parts.content, "status", &status) == 0 && slice_eq_str(status, "\"ok\"");
+}
+
 static void on_reply(struct km_kernel *k, struct jp_msg *m)
 {
     struct km_req *q = km_router_find(&k->router, m->parent_id);
@@ -129,6 +136,9 @@ static void on_reply(struct km_kernel *k, struct jp_msg *m)
         k->info = slice_dup(m->parts.content);
     }
     km_publish(k, m, q->peer, NULL);
+    /* ipykernel 7 may drop the task that was about to say idle for the subshell's last message. */
+    if (*q->ends && reply_ok(m))
+        km_router_subshell_gone(&k->router, q->ends, loop_now_ms(k->m->loop));
     km_router_replied(&k->router, q, loop_now_ms(k->m->loop));
     watch_half(k);
 }

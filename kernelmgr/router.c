@@ -2,6 +2,7 @@
  * as their parent). The content is not kept: it may be large, and no answer of ours needs it. */
 #include "kernelmgr/router.h"
 #include "common/mem.h"
+#include "proto/jp_json.h"
 #include <string.h>
 
 static struct km_req *req_of(struct list_node *n)
@@ -37,18 +38,32 @@ static const char *put(char **at, const char *s)
     return p;
 }
 
+/* The subshell that a request ends, "" for all other requests. */
+static void ended_subshell(const struct jp_msg *m, char ret[JP_ID_MAX])
+{
+    struct slice id;
+    *ret = 0;
+    if (strcmp(m->msg_type, "delete_subshell_request") != 0)
+        return;
+    if (jp_json_find(m->parts.content, "subshell_id", &id) < 0 ||
+        jp_json_string(id, ret, JP_ID_MAX) < 0)
+        *ret = 0;
+}
+
 struct km_req *km_router_add(struct km_router *r, const struct jp_msg *m, uint32_t peer,
                              uint32_t gen)
 {
-    char reply[JP_ID_MAX];
-    size_t texts =
-        strlen(m->msg_id) + strlen(m->msg_type) + strlen(m->session) + strlen(m->subshell) + 4;
+    char reply[JP_ID_MAX], ends[JP_ID_MAX];
+    ended_subshell(m, ends);
+    size_t texts = strlen(m->msg_id) + strlen(m->msg_type) + strlen(m->session) +
+                   strlen(m->subshell) + strlen(ends) + 5;
     struct km_req *q = xcalloc(1, sizeof(*q) + texts + m->parts.header.n);
     char *at = q->data;
     q->msg_id = put(&at, m->msg_id);
     q->msg_type = put(&at, m->msg_type);
     q->session = put(&at, m->session);
     q->subshell = put(&at, m->subshell);
+    q->ends = put(&at, ends);
     memcpy(at, m->parts.header.p, m->parts.header.n);
     q->header = slice_of(at, m->parts.header.n);
     q->channel = m->parts.channel;
@@ -76,6 +91,14 @@ void km_router_remove(struct km_router *r, struct km_req *q)
     free(q);
 }
 
+static void note_half(struct km_router *r, struct km_req *q, uint64_t now_ms)
+{
+    if (q->half_ms)
+        return;
+    q->half_ms = now_ms ? now_ms : 1;
+    r->n_half++;
+}
+
 /* Nothing owed: forget. One of the two owed: note since when, so that the other can be made up. */
 static bool settle(struct km_router *r, struct km_req *q, uint64_t now_ms)
 {
@@ -83,10 +106,8 @@ static bool settle(struct km_router *r, struct km_req *q, uint64_t now_ms)
         km_router_remove(r, q);
         return true;
     }
-    if (!q->half_ms && (!q->idles_due || (q->wants_reply && !q->replies_due))) {
-        q->half_ms = now_ms ? now_ms : 1;
-        r->n_half++;
-    }
+    if (!q->idles_due || (q->wants_reply && !q->replies_due))
+        note_half(r, q, now_ms);
     return false;
 }
 
@@ -114,6 +135,15 @@ void km_router_busy(struct km_router *r, struct km_req *q, bool busy)
     q->busy = busy;
     if (q->tracked)
         r->n_busy += busy ? 1 : (size_t)-1;
+}
+
+void km_router_subshell_gone(struct km_router *r, const char *subshell, uint64_t now_ms)
+{
+    LIST_FOR_EACH (&r->order, n) {
+        struct km_req *q = req_of(n);
+        if (*subshell && !strcmp(q->subshell, subshell))
+            note_half(r, q, now_ms);
+    }
 }
 
 bool km_router_peer_waits(const struct km_router *r, uint32_t peer, enum jp_channel channel)

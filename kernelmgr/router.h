@@ -12,6 +12,7 @@
 struct km_req {
     struct list_node link;                              /* km_router::order */
     const char *msg_id, *msg_type, *session, *subshell; /* into data */
+    const char *ends;    /* delete_subshell_request: the subshell that it ends; else "" */
     struct slice header; /* raw header: parent of what answers it; into data */
     enum jp_channel channel;
     uint32_t peer;                   /* the asker */
@@ -43,6 +44,8 @@ void km_router_remove(struct km_router *r, struct km_req *q);
 bool km_router_replied(struct km_router *r, struct km_req *q, uint64_t now_ms);
 bool km_router_idled(struct km_router *r, struct km_req *q, uint64_t now_ms);
 void km_router_busy(struct km_router *r, struct km_req *q, bool busy);
+/* The kernel has deleted this subshell: what is in flight there may never be answered. */
+void km_router_subshell_gone(struct km_router *r, const char *subshell, uint64_t now_ms);
 /* Has the peer requests in flight on this channel? */
 bool km_router_peer_waits(const struct km_router *r, uint32_t peer, enum jp_channel channel);
 /* The oldest request that runs now and counts as activity, or NULL. */

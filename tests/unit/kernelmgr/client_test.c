@@ -443,6 +443,34 @@ static void a_reply_that_never_comes_is_made_up_after_the_idle(void **state)
     jp_msg_unref(q);
 }
 
+static void what_runs_in_a_deleted_subshell_ends_with_its_grace(void **state)
+{
+    struct bench *t = *state;
+    begin(t);
+    struct jp_parts in_subshell = {
+        .channel = JP_SHELL,
+        .header = SLICE_LIT("{\"msg_id\":\"c1\",\"msg_type\":\"comm_close\",\"session\":\"a\","
+                            "\"subshell_id\":\"sub1\"}"),
+    };
+    struct jp_msg *m = NULL;
+    assert_int_equal(jp_msg_new(&in_subshell, &m, NULL), 0);
+    assert_int_equal(km_client_submit(&t->a.c, m), 0);
+    jp_msg_unref(m);
+    struct jp_msg *closing = sent(t);
+    fake_vm_say(t->vm, JP_IOPUB, "status", closing, "{\"execution_state\": \"busy\"}");
+    rig_submit(&t->a, JP_CONTROL, "delete_subshell_request", "d1", "{\"subshell_id\": \"sub1\"}");
+    struct jp_msg *deleting = sent(t);
+    fake_vm_say(t->vm, JP_IOPUB, "status", deleting, "{\"execution_state\": \"busy\"}");
+    fake_vm_say(t->vm, JP_CONTROL, "delete_subshell_reply", deleting, "{\"status\": \"ok\"}");
+    fake_vm_say(t->vm, JP_IOPUB, "status", deleting, "{\"execution_state\": \"idle\"}");
+    rig_advance(&t->r, t->r.cfg.reply_grace_ms / 2);
+    assert_int_equal(rig_count(&t->a, "status", "c1", NULL), 1);
+    rig_advance(&t->r, t->r.cfg.reply_grace_ms);
+    assert_int_equal(rig_count(&t->a, "status", "c1", NULL), 2); /* busy, and our idle */
+    jp_msg_unref(closing);
+    jp_msg_unref(deleting);
+}
+
 static void an_idle_that_was_lost_is_inferred_from_the_next_busy(void **state)
 {
     struct bench *t = *state;
@@ -640,6 +668,7 @@ int main(void)
         TEST(shutdown_on_the_wire_is_answered_before_the_end),
         TEST(shutdown_with_restart_keeps_the_kernel),
         TEST(a_reply_that_never_comes_is_made_up_after_the_idle),
+        TEST(what_runs_in_a_deleted_subshell_ends_with_its_grace),
         TEST(an_idle_that_was_lost_is_inferred_from_the_next_busy),
         TEST(a_slow_client_holds_the_guest_back_and_loses_nothing),
         TEST(an_absent_client_never_holds_the_guest_back),
