@@ -54,7 +54,7 @@ async function run(kernel, code, options = {}) {
     seen.messages.push(message);
     if (message.header.msg_type === 'stream') {
       seen.text += message.content.text;
-      options.onText?.(seen.text);
+      options.onStream?.(seen.text);
     }
     if (message.header.msg_type === 'status') {
       seen.status.push(message.content.execution_state);
@@ -179,7 +179,7 @@ const steps = {
     // Cut right behind a line: what this process has received but not read would die with its own socket.
     let cut = false;
     const seen = await run(kernel, code, {
-      onText: text => {
+      onStream: text => {
         if (!cut && text.endsWith('5\n')) {
           cut = true;
           newestSocket().terminate();
