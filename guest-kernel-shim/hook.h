@@ -6,7 +6,7 @@
  * First line from the hook, unasked: {"hook":1,"capture":true|false}. capture: the hook itself
  * reads the pipes behind descriptors 1 and 2 from now on (and publishes them as stream output).
  * Commands (any subset of the keys; done in this order):
- *   {"reseed":hex, "session":s, "env":{k:v}, "cwd":s, "gc":true}
+ *   {"reseed":hex, "rekey":{"session":s,"key":s,"file":path}, "env":{k:v}, "cwd":s, "gc":true}
  * Answer: {"ok":true} or {"ok":false,"error":text}. */
 #include "common/buf.h"
 #include "common/err.h"

@@ -114,7 +114,7 @@ struct shim_kernel {
     bool probe_counts; /* all channels were up when it was sent */
     unsigned stage;    /* of STOPPING and of probing */
     bool drain_forced; /* DRAINING has taken long enough (an orphan holds a pipe) */
-    struct shim_timer timer;
+    struct shim_timer timer, key_timer;
 
     struct shim_request request;
     struct list inbox[JP_CHANNELS]; /* struct in_item: from the host, not yet sent */
@@ -147,7 +147,7 @@ void shim_kernel_reaped(struct shim_kernel *k, int wait_status);
 /* Run code silently, without history. fn(ctx, NULL) or the error's text; RUNNING only. */
 void shim_kernel_execute(struct shim_kernel *k, const char *code, void (*fn)(void *, const char *),
                          void *ctx);
-/* Fresh entropy and a new session id for the process, through its hook. */
+/* New session id and HMAC key for the process, through its hook, with fresh entropy. */
 void shim_kernel_reseed(struct shim_kernel *k, shim_hook_fn fn, void *ctx);
 bool shim_kernel_alive(const struct shim_kernel *k); /* a process exists */
 /* One line for people: reason, code or signal, and the tail. */

@@ -29,7 +29,7 @@ struct port {
 struct shim_zmq {
     struct shim_zmq_opts o;
     struct log_ctx log;
-    struct jp_signer *signer;
+    struct jp_signer *signer, *old_signer;
     struct port port[JP_CHANNELS];
     unsigned listen;
     zmq_msg_t *frames; /* FRAMES_MAX, reused */
@@ -175,6 +175,7 @@ void shim_zmq_close(struct shim_zmq *z)
     for (enum jp_channel c = 0; c < JP_CHANNELS; c++)
         close_port(&z->port[c]);
     jp_signer_free(z->signer);
+    jp_signer_free(z->old_signer);
     free(z->frames);
     free(z->slices);
     free(z);
@@ -241,6 +242,8 @@ int shim_zmq_recv(struct shim_zmq *z, enum jp_channel c, struct jp_msg **ret)
             err_set(&e, r, "more than %u frames", FRAMES_MAX);
         else
             r = jp_zmq_decode(z->signer, c, z->slices, n, &n_ids, ret, &e);
+        if (r == -EACCES && z->old_signer)
+            r = jp_zmq_decode(z->old_signer, c, z->slices, n, &n_ids, ret, &e);
         for (size_t i = 0; i < n; i++)
             zmq_msg_close(&z->frames[i]);
         if (r == 0)
@@ -271,6 +274,19 @@ int shim_zmq_send(struct shim_zmq *z, const struct jp_msg *m)
         }
     }
     return 0;
+}
+
+void shim_zmq_rekey(struct shim_zmq *z, struct slice key)
+{
+    jp_signer_free(z->old_signer);
+    z->old_signer = z->signer;
+    z->signer = jp_signer_new(key);
+}
+
+void shim_zmq_forget_key(struct shim_zmq *z)
+{
+    jp_signer_free(z->old_signer);
+    z->old_signer = NULL;
 }
 
 bool shim_zmq_connected(struct shim_zmq *z)

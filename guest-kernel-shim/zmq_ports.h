@@ -33,6 +33,10 @@ bool shim_zmq_readable(struct shim_zmq *z, enum jp_channel c);
 int shim_zmq_recv(struct shim_zmq *z, enum jp_channel c, struct jp_msg **ret);
 /* Sign and send. 0; -EAGAIN: the kernel's queue is full (ready() comes when it is not). */
 int shim_zmq_send(struct shim_zmq *z, const struct jp_msg *m);
+/* From now on sign with the new key; what was signed with the old one is still accepted until
+ * shim_zmq_forget_key. */
+void shim_zmq_rekey(struct shim_zmq *z, struct slice key);
+void shim_zmq_forget_key(struct shim_zmq *z);
 /* Are all four channels up? (A router drops what it would send to an identity not yet seen.) */
 bool shim_zmq_connected(struct shim_zmq *z);
 /* Have all connections that were ever made ended (the kernel is gone and all its bytes are here)?

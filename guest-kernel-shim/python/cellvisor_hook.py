@@ -256,19 +256,21 @@ class Hook:
                     self.send(self.answer(line))
 
     def resume(self, data):
-        """The one command that every start waits for, {"reseed":S,"session":S} on a line of its own,
-        without json and without traitlets: what Python code runs for the first time in a clone is
-        translated then, and the long way is three times as much."""
+        """The one command that every start waits for, {"reseed":S,"rekey":{"session":S,"key":S}} on
+        a line of its own, without json and without traitlets: under emulation what Python code
+        runs for the first time in a clone is translated then, and this is a third of it."""
         part = data.split(b'"')
-        if len(part) != 9 or part[1] != b"reseed" or part[5] != b"session" or part[8] != b"}\n":
+        if len(part) != 15 or part[1] != b"reseed" or part[7] != b"session" or part[14] != b"}}\n":
             return False
         try:
-            values, own = self.kernel.session._trait_values, self.kernel._trait_values
-            if not ("session" in values and "bsession" in values):
-                return False  # another version: the long way
             reseed(bytes.fromhex(part[3].decode()))
-            values["bsession"] = part[7]
-            values["session"] = own["ident"] = part[7].decode()
+            session, key = part[9].decode(), part[13]
+            values, own = self.kernel.session._trait_values, self.kernel._trait_values
+            if not ("session" in values and "bsession" in values and "auth" in values and "ident" in own):
+                return False  # another version: the long way
+            values["auth"] = type(values["auth"])(key, digestmod=values["digest_mod"])
+            values["key"], values["bsession"], values["session"] = key, part[9], session
+            own["ident"] = session
         except Exception:
             return False
         os.write(self.fd, b'{"ok": true}\n')
@@ -282,7 +284,7 @@ class Hook:
     def answer(self, line):
         try:
             command = json.loads(line)
-            for name in ("reseed", "session", "env", "cwd", "gc"):
+            for name in ("reseed", "rekey", "env", "cwd", "gc"):
                 if command.get(name) is not None:
                     getattr(self, "do_" + name)(command[name])
             return {"ok": True}
@@ -292,9 +294,19 @@ class Hook:
     def do_reseed(self, entropy):
         reseed(bytes.fromhex(entropy))
 
-    def do_session(self, new):
-        self.kernel.session.session = new
-        self.kernel.ident = new
+    def do_rekey(self, new):
+        session = self.kernel.session
+        session.session = new["session"]
+        session.key = new["key"].encode("ascii")
+        self.kernel.ident = new["session"]
+        path = new.get("file")
+        if path:
+            with open(path, "r+") as file:
+                info = json.load(file)
+                info["key"] = new["key"]
+                file.seek(0)
+                json.dump(info, file, indent=2)
+                file.truncate()
 
     def do_env(self, env):
         os.environ.update(env)

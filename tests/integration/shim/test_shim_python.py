@@ -249,12 +249,17 @@ def test_resume_reseeds_and_leaves_a_clean_slate(make_shim, python):
     assert not [f for f in shim.link.inbox if f.kind in (MSG, OUT) and "warm" in str(f)]
 
 
-def test_resume_changes_the_session(make_shim, python):
+def test_resume_changes_session_and_key(make_shim, python):
     shim = make_shim()
     assert prepare(shim, spec="python3")["ok"]
     path = os.path.join(os.path.dirname(shim.log.name), "r", "k1-1", "connection.json")
+    with open(path) as f:
+        before = f.read()
     assert resume(shim)["ok"]
+    with open(path) as f:
+        after = f.read()
     assert os.stat(path).st_mode & 0o777 == 0o600
+    assert before != after
     shim.assign()
     kernel = shim.start("python3")
     first = kernel.execute("1").reply.header

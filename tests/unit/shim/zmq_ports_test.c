@@ -186,6 +186,30 @@ static void test_what_we_send_is_signed_and_its_header_is_unchanged(void **state
         zmq_msg_close(&parts[--n]);
 }
 
+static void test_after_a_rekey_both_keys_are_accepted_until_the_old_one_is_forgotten(void **state)
+{
+    struct fixture *f = *state;
+    struct jp_signer *fresh = jp_signer_new(SLICE_LIT("fresh"));
+    struct jp_msg *m;
+
+    shim_zmq_rekey(f->z, SLICE_LIT("fresh"));
+    kernel_says(f, f->signer, NULL, "{\"n\":1}", "{\"n\":1}");
+    kernel_says(f, fresh, NULL, "{\"n\":2}", "{\"n\":2}");
+    for (int i = 1; i <= 2; i++) {
+        m = next(f, JP_SHELL);
+        assert_non_null(m);
+        jp_msg_unref(m);
+    }
+    shim_zmq_forget_key(f->z);
+    kernel_says(f, f->signer, NULL, "{\"n\":3}", "{\"n\":3}");
+    kernel_says(f, fresh, NULL, "{\"n\":4}", "{\"n\":4}");
+    m = next(f, JP_SHELL);
+    assert_non_null(m);
+    assert_true(slice_eq_str(m->parts.content, "{\"n\":4}"));
+    jp_msg_unref(m);
+    jp_signer_free(fresh);
+}
+
 static void test_the_end_of_all_connections_is_noticed(void **state)
 {
     struct fixture *f = *state;
@@ -230,6 +254,7 @@ int main(void)
         T(test_forged_messages_are_dropped_with_a_line_each_and_the_next_good_one_passes),
         T(test_frames_that_are_no_message_are_dropped),
         T(test_what_we_send_is_signed_and_its_header_is_unchanged),
+        T(test_after_a_rekey_both_keys_are_accepted_until_the_old_one_is_forgotten),
         T(test_the_end_of_all_connections_is_noticed),
         T(test_a_channel_that_is_not_listened_to_wakes_nobody),
     };
