@@ -199,7 +199,7 @@ def guest(b):
         b.row("guest", f"microVM (TCG), fresh: {name}", "ms", ms(found))
     for what, found in (("parked", parked), ("after those cells", used)):
         b.row("guest", f"VMM memory {what}: written by this machine alone", "MB",
-              stats.summary([m["Private_Dirty"] for m in found]))
+              stats.summary([m["Anonymous"] for m in found]))
         b.row("guest", f"VMM memory {what}: resident, with the template's shared pages", "MB",
               stats.summary([m["Rss"] for m in found]))
 
