@@ -2,11 +2,12 @@
  *
  *   start URL TOKEN SPEC CODE        POST /api/kernels, open the websocket, execute CODE, DELETE:
  *                                    microseconds from the POST to 201, 101, result, end
- *   cells N WARMUP CODE TARGET...    N executions on each target in turn, starting with another one
- *                                    each round, after WARMUP that do not count
- *   once CODE[;;CODE...] TARGET      each code once, in order: time to its end
- *   attach URL TOKEN SPEC N CODE     start N kernels, a websocket each, one execution each; print
- *                                    and stay until stdin ends; then delete them
+ *   cells N WARMUP PAUSE_MS CODE TARGET...
+ *                                    N executions on each target in turn, starting with another one
+ *                                    each round, after WARMUP that do not count; a pause before
+ * each once CODE[;;CODE...] TARGET      each code once, in order: time to its end attach URL TOKEN
+ * SPEC N CODE     start N kernels, a websocket each, one execution each; print and stay until stdin
+ * ends; then delete them
  *
  * TARGET: zmq:CONNECTION_FILE, ws:URL,TOKEN,KERNEL_ID, or wsq: with TCP_QUICKACK. CODE is text of a
  * JSON string without its quotes (so a line end is \n). SPEC "" is the server's default. */
@@ -112,22 +113,26 @@ static struct peer *target(const char *text)
 static int cmd_cells(int n_args, char **arg)
 {
     size_t n = number(arg[0], 1000000), warmup = number(arg[1], 100000);
-    size_t n_targets = (size_t)n_args - 3;
+    size_t n_targets = (size_t)n_args - 4;
+    useconds_t pause = (useconds_t)number(arg[2], 1000) * 1000;
+    const char *code = arg[3];
     struct peer *p[TARGETS_MAX];
     if (n_targets < 1 || n_targets > TARGETS_MAX)
         die("1 to %d targets", TARGETS_MAX);
     unsigned *us = xcalloc(n * n_targets, sizeof(*us));
     for (size_t t = 0; t < n_targets; t++) {
-        p[t] = target(arg[3 + t]);
+        p[t] = target(arg[4 + t]);
         peer_settle(p[t]);
     }
     for (size_t round = 0; round < warmup + n; round++)
         for (size_t i = 0; i < n_targets; i++) {
             size_t t = (i + round) % n_targets;
             struct answer a;
-            peer_execute(p[t], arg[2], &a);
+            if (pause)
+                usleep(pause);
+            peer_execute(p[t], code, &a);
             if (!a.ok)
-                die("%s: the cell failed", arg[3 + t]);
+                die("%s: the cell failed", arg[4 + t]);
             if (round >= warmup)
                 us[t * n + round - warmup] = (unsigned)a.done_us;
         }
@@ -200,7 +205,7 @@ int main(int argc, char **argv)
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "start") == 0 && argc == 6)
         return cmd_start(argv + 2);
-    if (strcmp(command, "cells") == 0 && argc >= 6)
+    if (strcmp(command, "cells") == 0 && argc >= 7)
         return cmd_cells(argc - 2, argv + 2);
     if (strcmp(command, "once") == 0 && argc == 4)
         return cmd_once(argv + 2);

@@ -150,7 +150,7 @@ def settled(server, parked):
     quiet()
 
 
-def quiet(seconds=3):
+def quiet(seconds=8):
     """Give what we stopped a moment to be gone; a machine that others use is measured as it is."""
     deadline = time.monotonic() + seconds
     while busy(0.1) > 0.2 and time.monotonic() < deadline:
